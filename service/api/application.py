@@ -29,12 +29,14 @@ from bertserve.service.api.routes import GuardedRoute, InferenceRoute
 from bertserve.service.auth import Access
 from bertserve.service.errors import (
     INTERNAL,
+    BertServeError,
     CallerValue,
     HttpError,
     InvalidValueError,
     MalformedRequestError,
     NotFoundError,
     UnavailableError,
+    status_and_type,
 )
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
@@ -111,6 +113,13 @@ class Application:
             self._errors.write(error, request.log_fields())
             if request.status == 0:
                 await error_responses.response(error, request.id, scope["path"])(scope, receive, send)
+
+    def record_refusal(self, error: BertServeError) -> str:
+        """Counts and logs a request whose head the server refused; returns the id for its response."""
+        request_id = f"{self._ids.getrandbits(128):032x}"
+        self._state.metrics.http_requests_by_status(status_and_type(error)[0]).inc()
+        self._errors.write(error, {"request_id": request_id, "method": "-", "path": "-"})
+        return request_id
 
     def _begin(self, scope: Scope, send: Send) -> RequestContext:
         # the configured path, or the path at which another application mounts this one

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import resource
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from types import FrameType
@@ -29,12 +31,13 @@ from starlette.types import ASGIApp
 
 from bertserve.service import __version__
 from bertserve.service.auth import Authenticator
-from bertserve.service.errors import SettingsError, StartError, plural
+from bertserve.service.errors import BertServeError, SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.server.logs import background_logging, configure_logging
 from bertserve.service.settings import Settings, address_of
 
 if TYPE_CHECKING:
+    from bertserve.service.api.application import Application
     from bertserve.service.models.build import AppState
     from bertserve.service.models.model import Model
 
@@ -99,14 +102,7 @@ def check_start(settings: Settings) -> Authenticator:
     if settings.otlp_endpoint is not None:
         import_module("bertserve.service.tracing")  # fails without OpenTelemetry
     if settings.tls_cert is not None:
-        try:
-            # without a password, OpenSSL would ask for one at the terminal
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
-        except OSError as error:  # SSLError is a subclass
-            raise SettingsError(
-                f"--tls-cert `{settings.tls_cert}` and --tls-key `{settings.tls_key}` cannot be used ({error.strerror}); both must be PEM "
-                "files, and the key must belong to the certificate and have no password."
-            ) from error
+        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
     return Authenticator(
         settings.api_key_file,
         admin_key_file=settings.admin_key_file,
@@ -115,15 +111,32 @@ def check_start(settings: Settings) -> Authenticator:
     )
 
 
+def _load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
+    """Loads the certificate and its key for new connections.
+
+    Raises:
+        SettingsError: A file cannot be read, or the files do not belong together.
+    """
+    try:
+        # without a password, OpenSSL would ask for one at the terminal
+        context.load_cert_chain(settings.tls_cert or "", settings.tls_key, password="")
+    except OSError as error:  # SSLError is a subclass
+        raise SettingsError(
+            f"--tls-cert `{settings.tls_cert}` and --tls-key `{settings.tls_key}` cannot be used ({error.strerror}); both must be PEM "
+            "files, and the key must belong to the certificate and have no password."
+        ) from error
+
+
 def _announce(settings: Settings, listener: socket.socket, start: float, started: tuple[list[str], int]) -> None:
     """Prints the served models and the address, and notifies systemd."""
     models, thread_count = started
     address = f"{'http' if settings.tls_cert is None else 'https'}://{address_of(*listener.getsockname()[:2])}"
     seconds = time.perf_counter() - start
     threads = plural(thread_count, "inference thread") + (f" in {settings.workers} workers" if settings.workers > 1 else "")
-    for model in models:
-        print(f"  {model}")
-    print(f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s with {threads}; docs at {address}/docs", flush=True)
+    listens = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s with {threads}; docs at {address}/docs"
+    for line in (*(f"  {model}" for model in models), listens):
+        fields = {"level": "INFO", "logger": "bertserve", "pid": os.getpid(), "message": line, "time": datetime.now(UTC).isoformat()}
+        print(json.dumps(fields) if settings.log_format == "json" else line, flush=True)
     sd_notify(f"READY=1\nSTATUS=listens on {address}", logger)
 
 
@@ -139,7 +152,7 @@ def serve_models(
 ) -> int:
     """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
 
-    SIGHUP reads the keys and the models again. One of several workers has an index, metrics and its own `beat`, which is called twice per
+    SIGHUP reads the keys, the certificate and the models again. One of several workers has an index, metrics and its own `beat`, which is called twice per
     second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference threads have
     failed.
     """
@@ -159,9 +172,9 @@ def serve_models(
 class Server(uvicorn.Server):
     """uvicorn with an orderly shutdown: a connection closes after each admitted request has its response, or an error of this service."""
 
-    def __init__(self, app: ASGIApp, state: AppState, on_ready: OnReady, beat: Callable[[], None]) -> None:
+    def __init__(self, app: Application, state: AppState, on_ready: OnReady, beat: Callable[[], None]) -> None:
         """Configures uvicorn; `serve_models` describes the arguments."""
-        super().__init__(configure(app, state.settings))
+        super().__init__(configure(app, state.settings, app.record_refusal))
         self._state, self._on_ready, self._beat = state, on_ready, beat
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -221,6 +234,13 @@ class Server(uvicorn.Server):
 
     def _start_reload(self) -> None:
         self._state.auth.reload()
+        if self.config.ssl is not None:
+            try:
+                # first into another context, because a failed load can leave only one of the files
+                for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.config.ssl):
+                    _load_certificate(context, self._state.settings)
+            except SettingsError as error:
+                logger.error("cannot reload the certificate: %s", error)
         self._refresh = asyncio.create_task(self._state.reloader.refresh())  # the loop itself keeps no reference to a task
 
     def _line(self, model: Model) -> str:
@@ -232,15 +252,16 @@ class Server(uvicorn.Server):
         return f"{model.name}: {model.task}, {model.graph.name}{answers}"
 
 
-def configure(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    """Returns uvicorn's configuration."""
+def configure(app: ASGIApp, settings: Settings, on_refusal: Callable[[BertServeError], str]) -> uvicorn.Config:
+    """Returns uvicorn's configuration; `on_refusal` is called for a refused request head, and returns the id for its response."""
     from bertserve.service.server.protocol import LimitedProtocol
 
-    limits = {"max_header_bytes": settings.max_header_bytes, "header_timeout_s": settings.header_timeout_s}
+    fields = {"max_header_bytes": settings.max_header_bytes, "header_timeout_s": settings.header_timeout_s}
+    fields["on_refusal"] = staticmethod(on_refusal)
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=type("Protocol", (LimitedProtocol,), limits),
+        http=type("Protocol", (LimitedProtocol,), fields),
         ws="none",
         log_config=None,
         access_log=False,

@@ -38,7 +38,7 @@ class Listening:
 async def listening(app: ASGIApp, **limits: Any) -> AsyncIterator[Listening]:
     """Serves an application until the block ends."""
     loop = asyncio.get_running_loop()
-    config = configure(app, Settings(**LIMITS | limits))
+    config = configure(app, Settings(**LIMITS | limits), lambda _: "refused")
     config.load()
     config.loaded_app = app
     state = ServerState()

@@ -1,4 +1,4 @@
-"""SIGHUP: all workers reload keys and models while they answer requests; and TLS."""
+"""SIGHUP: all workers reload keys, the certificate and models while they answer requests; and TLS."""
 
 import shutil
 import signal
@@ -94,6 +94,28 @@ def test_the_service_supports_tls(models: Path, tmp_path: Path, workers: str) ->
         with pytest.raises(httpx.TransportError):
             httpx.get(served.url.replace("https", "http"), trust_env=False)
     assert "Traceback" not in served.log.read_text()
+
+
+def certificate_of(served: Served) -> str:
+    """Returns the certificate that a new connection gets."""
+    return ssl.get_server_certificate(served.address)
+
+
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.full_grid)])
+def test_sighup_reloads_the_certificate_unless_it_is_invalid(models: Path, tmp_path: Path, workers: str) -> None:
+    chain, key = certified(tmp_path)
+    flags = ("--workers", workers, "--threads", workers, "--tls-cert", str(chain), "--tls-key", str(key))
+    with running(models, tmp_path / "log", *flags) as served:
+        first = certificate_of(served)
+        certified(tmp_path)
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: certificate_of(served) != first)
+        second = certificate_of(served)
+        key.write_text("invalid")
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: served.log.read_text().count("--tls-key") == int(workers))
+
+        assert second == certificate_of(served)
 
 
 def test_the_health_command_uses_the_settings_of_the_service(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

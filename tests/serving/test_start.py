@@ -45,6 +45,10 @@ def test_the_log_can_be_json(models: Path, tmp_path: Path) -> None:
     with running(models, tmp_path / "log", "--access-log", "--log-format", "json") as served:
         classify(served, "swordfish", **{"x-request-id": "r-7"})
         classify(served, ["swordfish", 1], **{"x-request-id": "r-7"})
+        with socket.create_connection(served.address) as refused:
+            refused.sendall(b"swordfish\r\n\r\n")
+            response = refused.makefile("rb").read()
+        metrics = httpx.get(f"{served.url}/metrics", trust_env=False).text
     log = served.log.read_text()
     assert "swordfish" not in log
     lines = [json.loads(line) for line in log.splitlines()]
@@ -55,6 +59,20 @@ def test_the_log_can_be_json(models: Path, tmp_path: Path) -> None:
     assert [(line["method"], line["path"]) for line in access] == [("POST", "/classify"), ("POST", "/classify")]
     assert {"tokenize_ms", "queue_ms", "inference_ms", "decode_ms"} <= set(access[0])
     assert [line["client"] for line in access] == ["127.0.0.1", "127.0.0.1"]
+    request_id = json.loads(response.partition(b"\r\n\r\n")[2])["request_id"]
+    assert [(400, "malformed")] == [(line["status"], line["error_type"]) for line in lines if line.get("request_id") == request_id]
+    assert 'http_requests_total{status="400"} 1.0' in metrics
+
+
+@pytest.mark.full_grid
+def test_the_lines_of_a_start_are_json_too(models: Path) -> None:
+    command = [BERT_SERVE, "serve", "--models", str(models), "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGTERM)
+
+    assert ["tiny" in lines[0]["message"], "listens on" in lines[1]["message"]] == [True, True]
+    assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
 
 
 def failed(*flags: str) -> subprocess.CompletedProcess[str]:
