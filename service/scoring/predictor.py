@@ -109,7 +109,7 @@ class RowReader:
                     raise InvalidValueError("the column `{column}` must be {kind}; it is {value}.", column=column, kind=kind, value=shown)
                 names = CallerValue(quote_names(list(values)[:20]))
                 raise InvalidValueError("the column `{column}` must be {kind}; the row has {names}.", column=column, kind=kind, names=names)
-            if self._rejects_empty and name in self._required_inputs and not value.strip():
+            if self._rejects_empty and name in self._required_inputs and isinstance(value, str) and not value.strip():
                 raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             inputs[name] = value
         if self._body_keys == ["inputs"]:

@@ -256,8 +256,11 @@ def configure(app: ASGIApp, settings: Settings, on_refusal: Callable[[BertServeE
     """Returns uvicorn's configuration; `on_refusal` is called for a refused request head, and returns the id for its response."""
     from bertserve.service.server.protocol import LimitedProtocol
 
-    fields = {"max_header_bytes": settings.max_header_bytes, "header_timeout_s": settings.header_timeout_s}
-    fields["on_refusal"] = staticmethod(on_refusal)
+    fields = {
+        "max_header_bytes": settings.max_header_bytes,
+        "header_timeout_s": settings.header_timeout_s,
+        "on_refusal": staticmethod(on_refusal),
+    }
     return uvicorn.Config(
         app,
         loop="uvloop",
