@@ -206,7 +206,7 @@ class ScoreSettings(ModelSettings):
 
     def affecting_answers(self) -> dict[str, Any]:
         """Returns the settings that are set and affect answers, without those that are only about a machine."""
-        local = {"config", "models", "model", "cache_dir", "threads", "log_format"}
+        local = {"config", "models", "model", "cache_dir", "threads", "log_format", "device_id", "engine_cache"}
         return self.model_dump(include=ScoreSettings.model_fields.keys() - local, exclude_unset=True)
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from bertserve.service.bundle.manifest import Activation
 
 Floats = NDArray[np.float32]
-Link = Activation | Literal["power"]  # `power`: exp, at most 1, so that a scale is a power of the score
+# `power` is the exponential of the logit, at most 1: a calibration with the scale s raises a score to the power s
+Link = Activation | Literal["power"]
 
 
 def activate(logits: Floats, activation: Activation) -> Floats:

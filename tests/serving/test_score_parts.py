@@ -53,7 +53,7 @@ class Killed(BaseException):
 def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
     models: Path, tmp_path: Path, suffix: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill can come before or within each write, sync, rename and removal. The next run may have another number of threads."""
+    """A kill can come before or within each write, sync, rename and removal. The next run may have other threads and another GPU."""
     rows = [{"text": text} if i % 30 else {"text": "x" * 300} for i, text in enumerate(TEXTS[:50])]
     source, output = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
     if suffix == "parquet":
@@ -97,7 +97,7 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
             count = -(10**6)
         points += 1
         if any(tmp_path.glob("*.parts-*")) or not output.exists():  # otherwise the kill came after the end
-            assert 3 == run(models, source, output, *limit, "--threads", "3")
+            assert 3 == run(models, source, output, *limit, "--threads", "3", "--device-id", "1")
         assert expected == [output.read_bytes(), rejected.read_bytes()], last
         assert {source.name, "models", output.name, rejected.name} == set(os.listdir(tmp_path)), last
     assert points > 4
