@@ -38,44 +38,10 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class LayerChoice:
-    """The layers of a vector, and their positions in the graph's output.
+def select_layers(layers: Layers | list[int] | None, embedding: Embedding) -> tuple[int, ...]:
+    """Returns the positions of the requested layers in the graph's output, in this order; empty for only the last layer.
 
-    Attributes:
-        output: Name of the graph's output.
-        count: Number of layers in the output, which has their vectors in a row.
-        positions: The chosen layers in this output, in this order.
-        combine: The function that combines several layers.
-    """
-
-    output: str = "last_hidden_state"
-    count: int = 1
-    positions: tuple[int, ...] = (0,)
-    combine: Combine = "concat"
-
-    def of(self, row: Outputs) -> Floats:
-        """Returns the vectors of all tokens, float32 [length, values].
-
-        Args:
-            row: The graph's outputs of a text, float32 [length, count * values of a layer] each.
-        """
-        values = row[self.output]
-        if self.count == 1:
-            return values
-        layers = values.reshape(len(values), self.count, -1)[:, list(self.positions)]
-        if self.combine == "concat":
-            side_by_side: Floats = layers.reshape(len(values), -1)
-            return side_by_side
-        total: Floats = layers.sum(axis=1, dtype=np.float32)
-        return total if self.combine == "sum" else total / np.float32(len(self.positions))
-
-
-LAST_LAYER = LayerChoice()
-
-
-def select_layers(layers: Layers | list[int] | None, combine: Combine | None, embedding: Embedding) -> LayerChoice:
-    """Returns the chosen layers of a request; `layers` and `combine` are None for the bundle's defaults.
+    `layers` is None for the bundle's default.
 
     Raises:
         InvalidValueError: The bundle lacks a layer, or a layer is named twice.
@@ -92,9 +58,7 @@ def select_layers(layers: Layers | list[int] | None, combine: Combine | None, em
     positions = tuple(position_by_layer[layer] for layer in indices)
     if len(set(positions)) < len(positions):
         raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=CallerValue(list(indices)))
-    if positions == (position_by_layer[-1],):
-        return LAST_LAYER
-    return LayerChoice(embedding.layers_output, embedding.layer_count, positions, combine or embedding.combine)
+    return () if positions == (position_by_layer[-1],) else positions
 
 
 TASK = "feature-extraction"
@@ -149,15 +113,16 @@ DEFAULTS = EmbedParameters(pooling="cls", normalize=False)
 class EmbedInput:
     """One text to embed, after the text `prompt`. `embed_inputs` has replaced unset parameters by the bundle's defaults.
 
-    `width` is the number of values of a vector before `dimensions`; 0 if unknown. `own_pooling` says whether the vector is that of the
-    model's own pooling and its last layer, which a graph may return. `compared_texts` are the other texts of a similarity request.
+    `width` is the number of values of a vector before `dimensions`; 0 if unknown. `layers` is the result of `select_layers`. `own_pooling`
+    says whether the vector is that of the model's own pooling and its last layer, which a graph may return. `compared_texts` are the other
+    texts of a similarity request.
     """
 
     text: str
     parameters: EmbedParameters = DEFAULTS
     prompt: str = ""
     width: int = 0
-    layers: LayerChoice = LAST_LAYER
+    layers: Sequence[int] = ()
     own_pooling: bool = False
     compared_texts: Sequence[str] = ()
 
@@ -180,9 +145,10 @@ def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: Mode
     pooling = parameters.pooling or embedding.pooling
     if pooling == "graph" and parameters.layers is not None:
         raise InvalidValueError("`layers` needs `pooling`, because the model's own pooling is for its last layer; set `pooling` too.")
-    layers = LAST_LAYER if pooling == "graph" else select_layers(parameters.layers, parameters.combine, embedding)
+    layers = () if pooling == "graph" else select_layers(parameters.layers, embedding)
+    combine = parameters.combine or embedding.combine
     width = embedding.vector_dimensions if pooling == "graph" else None
-    width = width or embedding.dimensions * (len(layers.positions) if layers.combine == "concat" else 1)
+    width = width or embedding.dimensions * (len(layers) if layers and combine == "concat" else 1)
     if parameters.dimensions is not None and parameters.dimensions > width:
         raise InvalidValueError(
             "`dimensions` is {dimensions}, but this model's vectors have {width}; give at most {width}.",
@@ -196,11 +162,11 @@ def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: Mode
             "unknown prompt `{name}`; this model has {known}.", name=CallerValue(name), known=prompts or "none, so remove `prompt_name`"
         )
     dimensions = None if embedding.truncate_dim is None or pooling == "none" else min(embedding.truncate_dim, width)
-    model_defaults = {"pooling": pooling, "normalize": embedding.normalize, "dimensions": dimensions}
+    model_defaults = {"pooling": pooling, "normalize": embedding.normalize, "dimensions": dimensions, "combine": combine}
     parameters = parameters.model_copy(
         update={field: value for field, value in model_defaults.items() if getattr(parameters, field) is None}
     )
-    own_pooling = pooling == embedding.pooling != "none" and layers == LAST_LAYER
+    own_pooling = pooling == embedding.pooling != "none" and not layers
     prompt = "" if name is None else embedding.prompts[name]
     return [EmbedInput(text, parameters, prompt, width, layers, own_pooling) for text in texts]
 
@@ -225,7 +191,7 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
     [row] = yield Step(
         [encoding],
         Cost(_response_bytes(input_, len(encoding))),
-        lambda _, row: vector_of(input_, row),
+        lambda _, row: vector_of(input_, row, model.config),
         truncated=truncated,
         warnings=() if input_.text.strip() else EMPTY_WARNINGS,
     )
@@ -253,12 +219,27 @@ def encode(input_: EmbedInput, text: str, tokenizer: Tokenizer) -> tuple[Encodin
     return encoding, len(tokens) > room
 
 
-def vector_of(input_: EmbedInput, row: Outputs) -> Outputs:
+def vector_of(input_: EmbedInput, row: Outputs, config: ModelConfig) -> Outputs:
     """Returns a row's `vector`, a copy, float32 [values]; for the pooling `none` those of all tokens, float32 [length, values]."""
     is_pooled = input_.own_pooling and VECTOR_OUTPUT in row
-    values = row[VECTOR_OUTPUT] if is_pooled else _POOLINGS[input_.parameters.pooling](input_.layers.of(row))
+    values = row[VECTOR_OUTPUT] if is_pooled else _POOLINGS[input_.parameters.pooling](_token_vectors(input_, row, config))
     vector = np.array(values[..., : input_.parameters.dimensions])
     return {"vector": normalized(vector) if input_.parameters.normalize else vector}
+
+
+def _token_vectors(input_: EmbedInput, row: Outputs, config: ModelConfig) -> Floats:
+    """Returns the vectors of all tokens, float32 [length, values], from the chosen layers."""
+    if not input_.layers:
+        return row["last_hidden_state"]
+    embedding = config.embedding
+    assert embedding is not None, "every manifest of an embedding model has it"
+    values = row[embedding.layers_output]  # the vectors of all layers in a row
+    layers = values.reshape(len(values), embedding.layer_count, -1)[:, list(input_.layers)]
+    if input_.parameters.combine == "concat":
+        side_by_side: Floats = layers.reshape(len(values), -1)
+        return side_by_side
+    total: Floats = layers.sum(axis=1, dtype=np.float32)
+    return total if input_.parameters.combine == "sum" else total / np.float32(len(input_.layers))
 
 
 # each returns one vector from the vectors of all tokens, float32 [length, values], or these vectors
