@@ -112,7 +112,7 @@ def classify(models: Path, body: Any, *, path: str = "/classify", **options: Any
 
 def results(models: Path, inputs: Any, **parameters: Any) -> Any:
     response = classify(models, {"inputs": inputs, "parameters": parameters})
-    assert response.status_code == 200, response.text
+    assert 200 == response.status_code, response.text
     return response.json()
 
 
@@ -124,9 +124,9 @@ def posting(path: str = "/classify", *headers: tuple[bytes, bytes]) -> dict[str,
 def rejected(response: httpx.Response, status: int, error_type: str) -> str:
     """Checks the status and the exact shape of an error, and returns its message."""
     assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/json"
+    assert "application/json" == response.headers["content-type"]
     body = response.json()
-    assert sorted(body) == ["error", "error_type", "request_id"]
+    assert ["error", "error_type", "request_id"] == sorted(body)
     assert body["error_type"] == error_type
     assert body["request_id"] == response.headers["x-request-id"]
     return str(body["error"])
@@ -150,7 +150,7 @@ def ask(api: Send, path: str, inputs: Any, **parameters: Any) -> httpx.Response:
 
 def result(api: Send, path: str, body: Any, **options: Any) -> Any:
     response = post(api, body, path=path, **options)
-    assert response.status_code == 200, response.text
+    assert 200 == response.status_code, response.text
     return response.json()
 
 
@@ -211,4 +211,4 @@ async def blocked(service: AppState, engine: FakeEngine) -> AsyncIterator[httpx.
             yield client
         finally:
             engine.gate.set()
-            assert (await first).status_code == 200
+            assert 200 == (await first).status_code

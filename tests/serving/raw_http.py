@@ -74,7 +74,7 @@ def answers(received: bytes) -> list[Answer]:
         assert end, head
         line, *lines = head.decode("ascii").split("\r\n")
         version, status, _ = line.split(" ", 2)
-        assert version == "HTTP/1.1", line
+        assert "HTTP/1.1" == version, line
         if status == "100":
             assert [] == lines
             continue

@@ -52,7 +52,7 @@ def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, aut
     message = rejected(response, 401, "unauthorized")
     assert words in message
     assert "swordfish" not in message
-    assert response.headers["www-authenticate"] == "Bearer"
+    assert "Bearer" == response.headers["www-authenticate"]
 
 
 async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
@@ -63,7 +63,7 @@ async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
             await client.post("/classify", json={"inputs": "good"}, headers=headers)
         page = (await client.get("/metrics")).text
     counted = re.findall(r'bertserve_key_requests_total{key="(.+)",status="(.+)"} (.+)', page)
-    assert sorted(counted) == [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")]
+    assert [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")] == sorted(counted)
 
 
 async def test_a_key_without_admin_rights_has_its_name_in_log_and_metrics(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,14 +83,14 @@ def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
     key, line = new_key("alice")
     auth = Authenticator(keys(tmp_path, line))
     assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"
-    assert [key_name(auth, given) for given in (key.encode(), line.encode(), b"", b"alice")] == ["alice", None, None, None]
+    assert ["alice", None, None, None] == [key_name(auth, given) for given in (key.encode(), line.encode(), b"", b"alice")]
 
 
 def test_each_line_is_one_key(tmp_path: Path) -> None:
     """Only a newline ends a line."""
     (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
     auth = Authenticator(tmp_path / "keys")
-    assert [key_name(auth, given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
+    assert ["line-2", "line-5", None, None] == [key_name(auth, given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")]
     for character in ("\u2028", "\u0085", "\x0c"):
         assert key_name(Authenticator(keys(tmp_path, f"# made by{character}alice", "one")), b"alice") is None
 
@@ -118,10 +118,10 @@ def test_keys_are_reloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     auth = Authenticator(keys(tmp_path, "one"))
     (tmp_path / "keys").write_text("two")
     auth.reload()
-    assert [key_name(auth, b"one"), key_name(auth, b"two")] == [None, "default"]
+    assert [None, "default"] == [key_name(auth, b"one"), key_name(auth, b"two")]
     (tmp_path / "keys").write_text("not a key")
     auth.reload()
-    assert key_name(auth, b"two") == "default"
+    assert "default" == key_name(auth, b"two")
     assert "line 1" in caplog.text
 
 
@@ -134,7 +134,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     auth = Authenticator(pipe)
     writer.join(20)
     auth.reload()
-    assert key_name(auth, b"one") == "default"
+    assert "default" == key_name(auth, b"one")
 
 
 async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -> None:

@@ -241,15 +241,15 @@ async def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCap
     async with serving(state_of(models, skip_broken=True)) as client:
         listed, metrics = [await client.get(path) for path in ("/models", "/metrics")]
         broken, served = [await client.post(path, json={"inputs": "good"}) for path in ("/models/altered", "/classify")]
-    assert [(model["name"], "was altered" in model.get("broken", "")) for model in listed.json()] == [
+    assert [
         ("tiny", False),
         ("altered", True),
         ("mixed", False),
-    ]
+    ] == [(model["name"], "was altered" in model.get("broken", "")) for model in listed.json()]
     assert "32 tokens" in listed.json()[2]["broken"]
     assert 'bertserve_broken_models{model="altered"} 1.0' in metrics.text
     assert "`altered`" in rejected(broken, 404, "not_found")
-    assert served.status_code == 200
+    assert 200 == served.status_code
     assert "`altered`" in caplog.text
 
 
@@ -263,7 +263,7 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     tiny.bundle(first, "b")
     tiny.bundle(second, "a")
-    assert list(state_of(f"{first},{second}", allow_implicit_default=True).registry.models) == ["a", "b"]
+    assert ["a", "b"] == list(state_of(f"{first},{second}", allow_implicit_default=True).registry.models)
     tiny.bundle(second, "b")
     with pytest.raises(BundleError, match="`b`"):
         state_of((first, second))

@@ -76,7 +76,7 @@ def test_an_empty_text_is_answered_with_a_warning(models: Path) -> None:
 @pytest.mark.parametrize("parameters", [{}, {"truncation": False}, {"window": "mean"}])
 def test_a_text_of_the_maximum_length_is_not_truncated(models: Path, parameters: dict[str, Any]) -> None:
     response = classify(models, {"inputs": words(ROOM), "parameters": parameters})
-    assert response.status_code == 200
+    assert 200 == response.status_code
     assert "x-truncated" not in response.headers
     assert "x-hf-warning" not in response.headers
 

@@ -105,7 +105,7 @@ def raw(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, 
     labels = {"candidate_labels": given["candidate_labels"]} if method == "zero_shot_classification" else {}
     body = {"inputs": inputs, "parameters": parameters | labels}
     response = httpx.post(f"{url}/{METHODS[method][0]}", json=body, headers=HEADERS, timeout=30, trust_env=False)
-    assert response.status_code == 200, response.text
+    assert 200 == response.status_code, response.text
     return response.json()[0] if method == "text_classification" else response.json()
 
 

@@ -32,7 +32,7 @@ def failure(capsys: pytest.CaptureFixture[str], code: int, *argv: str) -> str:
     """Runs a command that must fail with an exit code and one line on stderr; returns that line."""
     assert main(list(argv)) == code
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
+    assert 1 == len(lines)
     assert lines[0].startswith("bert-serve: ")
     return lines[0]
 
@@ -68,7 +68,7 @@ def test_a_model_that_cannot_be_loaded_stops_the_start(
 def test_an_invalid_setting_is_a_usage_error(models: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("serve", "check"):
         message = failure(capsys, 2, command, "--models", str(models), *flags)
-        assert [word for word in words if word not in message] == []
+        assert [] == [word for word in words if word not in message]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_public_address_without_a_key_causes_a_warning(tmp_path: Path, host: s
     caplog.clear()
     (tmp_path / "key").write_text("swordfish\n")
     main(["serve", "--port", "0", "--models", str(tmp_path), "--host", host, "--api-key-file", str(tmp_path / "key")])
-    assert caplog.text == ""
+    assert "" == caplog.text
 
 
 @pytest.mark.parametrize(("command", "host"), [("serve", "2001:db8::1"), ("health", "::1")])
@@ -98,12 +98,12 @@ def test_check_fails_a_model_that_returns_another_result(models: Path, tmp_path:
     for name, difference_ in (("b", 9e-5), ("a", 2e-4)):
         stored[0][0]["score"] = score + difference_
         tiny.bundle(tmp_path / name, name, example={"request": REQUEST, "result": stored})
-    assert main(["check", "--models", str(tmp_path / "b")]) == 0
-    assert capsys.readouterr().out == "b: text-classification, cpu/fp32: ok\n"
-    assert main(["check", "--models", f"{tmp_path}/a,{tmp_path}/b", "--allow-implicit-default"]) == 1
+    assert 0 == main(["check", "--models", str(tmp_path / "b")])
+    assert "b: text-classification, cpu/fp32: ok\n" == capsys.readouterr().out
+    assert 1 == main(["check", "--models", f"{tmp_path}/a,{tmp_path}/b", "--allow-implicit-default"])
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("a: text-classification, cpu/fp32: FAILED: score: ")
-    assert second == "b: text-classification, cpu/fp32: ok"
+    assert "b: text-classification, cpu/fp32: ok" == second
 
 
 def test_check_runs_an_example_that_exceeds_the_limits_of_requests(models: Path, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_check_runs_an_example_that_exceeds_the_limits_of_requests(models: Path,
 @pytest.mark.parametrize("example", [{"request": {}, "result": []}, {"request": {"inputs": "good", "parameters": {"x": 1}}, "result": []}])
 def test_check_fails_an_example_with_an_invalid_request(tmp_path: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.bundle(tmp_path, "a", example=example)
-    assert main(["check", "--models", str(tmp_path)]) == 1
+    assert 1 == main(["check", "--models", str(tmp_path)])
     captured = capsys.readouterr()
     assert "a: text-classification, cpu/fp32: FAILED: " in captured.out + captured.err
 

@@ -43,7 +43,7 @@ def calibrated_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(models: Path, path: str, **body: Any) -> Any:
     response = classify(models, body, path=path)
-    assert response.status_code == 200, response.text
+    assert 200 == response.status_code, response.text
     return response.json()
 
 
@@ -149,8 +149,8 @@ def test_logits_and_sums_can_have_any_threshold(raw: Path, path: str, body: dict
 def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
     for parameters in ({"calibrated": False}, {"function_to_apply": "sigmoid"}):
         body = {"inputs": "good", "parameters": parameters | {"decide": True}}
-        assert classify(calibrated, body, path="/models/classifier").status_code == 422
-    assert classify(calibrated, {"inputs": "a", "parameters": {"function_to_apply": "none", "calibrated": True}}).status_code == 422
+        assert 422 == classify(calibrated, body, path="/models/classifier").status_code
+    assert 422 == classify(calibrated, {"inputs": "a", "parameters": {"function_to_apply": "none", "calibrated": True}}).status_code
 
 
 def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) -> None:
@@ -233,7 +233,7 @@ def test_independent_labels_are_decided_one_by_one(tmp_path: Path) -> None:
     least = {"neutral": 0.9}
     assert item["decision"] == [label["label"] for label in answer if label["score"] >= least.get(label["label"], 0.5)]
     assert (1, False) == (len(item["scores"]), item["abstained"])
-    assert results(tmp_path, "good", decide=True, threshold=1.0)[0]["decision"] == []
+    assert [] == results(tmp_path, "good", decide=True, threshold=1.0)[0]["decision"]
     assert results(tmp_path, "good", decide=True, min_confidence=1.0)[0]["decision"] is None
 
 
@@ -300,7 +300,7 @@ def test_summed_answers_are_not_calibrated(raw: Path, calibrated: Path) -> None:
     assert before == after | {"score": pytest.approx(after["score"], rel=1e-5)}
     for parameters in ({"calibrated": True}, {"decide": True}):
         response = classify(calibrated, {"inputs": inputs, "parameters": {"duplicates": "sum"} | parameters}, path="/answer")
-        assert response.status_code == 422
+        assert 422 == response.status_code
     body = {"inputs": inputs, "parameters": {"duplicates": "sum", "calibrated": True}}
     assert "`duplicates`" in classify(calibrated, body, path="/answer").json()["error"]
 
@@ -335,7 +335,7 @@ def test_zero_shot_takes_thresholds_and_is_not_calibrated(raw: Path, calibrated:
     item = ask(calibrated, "/zero-shot", inputs="good", parameters=body["parameters"] | {"decide": True, "threshold": {"film": 0.0}})
     assert ("film", after) == (item["decision"], item["scores"])
     response = classify(calibrated, {"inputs": "a", "parameters": body["parameters"] | {"decide": True}}, path="/zero-shot")
-    assert response.status_code == 422
+    assert 422 == response.status_code
     assert "bert-export" not in response.json()["error"]
 
 
@@ -378,8 +378,8 @@ def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
         assert metric(page, "scores_total", model="tuned", from_score=f"{edge / 20:g}") == expected
     assert metric(page, "predictions_total", label=best[0]["label"]) == sum(item["label"] == best[0]["label"] for item in best)
     assert metric(page, "abstentions_total", model="tuned") == metric(page, "abstentions_total", model="plain") == len(TEXTS)
-    assert metric(page, "reference_scores", model="tuned", from_score="0.5") == pytest.approx(0.1)
-    assert metric(page, "reference_predictions", model="tuned", label="negative") == pytest.approx(0.4)
+    assert pytest.approx(0.1) == metric(page, "reference_scores", model="tuned", from_score="0.5")
+    assert pytest.approx(0.4) == metric(page, "reference_predictions", model="tuned", label="negative")
     assert 'model="plain",from_score' not in page
 
 
@@ -397,14 +397,14 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
             (lambda: None, "unload"),
         ):
             change()
-            assert (await client.post(f"/models/tiny/{action}", headers={"authorization": "Bearer swordfish"})).status_code == 200
+            assert 200 == (await client.post(f"/models/tiny/{action}", headers={"authorization": "Bearer swordfish"})).status_code
             pages.append((await client.get("/metrics")).text)
         return pages
 
     state = build(Settings(models=models))
     other, without, _, unloaded = play(state, reload, auth=Authenticator(admin_key_file=keys(tmp_path, "swordfish")))
-    assert metric(other, "reference_predictions", label="neutral") == 1
-    assert metric(other, "reference_scores", from_score="0.5") == 0.5
+    assert 1 == metric(other, "reference_predictions", label="neutral")
+    assert 0.5 == metric(other, "reference_scores", from_score="0.5")
     for page, name, labels in (
         (other, "reference_predictions", {"label": "negative"}),
         (other, "reference_scores", {"from_score": "0.95"}),
@@ -419,7 +419,7 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
 def test_the_description_of_a_model_has_its_calibration(calibrated: Path) -> None:
     described = call(calibrated, "GET", "/models/classifier").json()["calibration"]
     manifest = files.load_bundle(calibrated / "classifier").manifest
-    assert described["thresholds"][0]["threshold"] == 0.57
+    assert 0.57 == described["thresholds"][0]["threshold"]
     assert described["after"]["bins"] == [bin_.model_dump() for bin_ in manifest.graphs[0].calibration.after.bins]  # type: ignore[union-attr]
     assert call(calibrated, "GET", "/models/choices").json().get("calibration") is None
 
@@ -430,7 +430,7 @@ def test_the_stored_example_is_compared_with_raw_scores(tmp_path: Path, capsys: 
     raw = results(tmp_path, "a good film")
     tiny.edit(path, lambda fields: fields["example"].update(result=raw))
     tiny.calibrate(path)
-    assert asyncio.run(check(Settings(models=tmp_path))) == 0
+    assert 0 == asyncio.run(check(Settings(models=tmp_path)))
     assert "ok" in capsys.readouterr().out
 
 
@@ -447,7 +447,7 @@ def test_files_are_scored_with_decisions(
     with source.open("w", newline="") as file:
         csv.writer(file).writerows([row, [value if isinstance(value, str) else json.dumps(value) for value in row.values()]])
     flags = ["--task", path[1:], "--parameters", json.dumps(parameters | {"decide": True}), str(source), str(output)]
-    assert main(["score", "--models", str(calibrated), "--model", model, *flags]) == 0
+    assert 0 == main(["score", "--models", str(calibrated), "--model", model, *flags])
     body = row | parameters if model == "ranker" else {"inputs": row["text"]}
     answer = ask(calibrated, path, **body, model=model, parameters={"decide": True})
     with output.open(newline="") as file:

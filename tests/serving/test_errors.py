@@ -39,7 +39,7 @@ def test_every_error_response_has_the_same_fields(error: BertServeError) -> None
 
 def test_a_refusal_has_a_retry_after_header() -> None:
     waits = {seconds: RefusedError("full", reason="queue_full", retry_after_s=seconds) for seconds in (0.0, 0.3, 1.2, 60.0)}
-    assert [response(error, "r").headers["retry-after"] for error in waits.values()] == ["1", "1", "2", "60"]
+    assert ["1", "1", "2", "60"] == [response(error, "r").headers["retry-after"] for error in waits.values()]
 
 
 @pytest.mark.parametrize("name", ["\n", "\r\nSet-Cookie: a=b", "\u202egood", "\ud800", "\x1b[2J", "good\0", "e\u0301 \u4e2d"])
@@ -73,7 +73,7 @@ async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
         return {"type": "http.request", "body": b'{"inputs": []}'}
 
     await Application(state)(posting(), receive, send)
-    assert [message.get("status") for message in sent] == [500, None]
+    assert [500, None] == [message.get("status") for message in sent]
     page = state.metrics.render().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page
     assert 'status="200"' not in page

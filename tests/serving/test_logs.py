@@ -177,8 +177,8 @@ def test_an_unread_log_does_not_block_logging(stderr: Stderr) -> None:
         logger.info("later")
     lines = [json.loads(line) for line in stderr.getvalue().splitlines()]
     told = [line["message"] for line in lines if " lines were lost " in line["message"]]
-    assert [line["number"] for line in lines[:5]] == [0, 1, 2, 3, 4]
-    assert set(lines[0]) == {"level", "logger", "message", "number", "pid", "time"}
+    assert [0, 1, 2, 3, 4] == [line["number"] for line in lines[:5]]
+    assert {"level", "logger", "message", "number", "pid", "time"} == set(lines[0])
     assert told  # two reports if the thread took its first line between two lines of the test
     assert sum(int(text.split()[0]) for text in told) == 20 + 1 - (len(lines) - len(told))
-    assert lines[-1]["message"] == "later"
+    assert "later" == lines[-1]["message"]

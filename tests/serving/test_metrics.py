@@ -41,11 +41,11 @@ async def test_loads_are_counted_by_outcome(models: Path) -> None:
             await client.post("/models/tiny/load", headers={"authorization": "Bearer swordfish"})
             (models / "tiny" / "tokenizer.json").write_text("{}")
         page = (await client.get("/metrics")).text
-    assert metric(page, "model_load_seconds_count", model="tiny", step="verify", outcome="ok") == 2
-    assert metric(page, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 2
-    assert metric(page, "model_load_seconds_count", model="tiny", step="verify", outcome="failed") == 1
-    assert metric(page, "model_load_seconds_count", model="broken", outcome="failed") == 1
-    assert metric(page, "model_load_seconds_count", model="broken", outcome="ok") == 0
+    assert 2 == metric(page, "model_load_seconds_count", model="tiny", step="verify", outcome="ok")
+    assert 2 == metric(page, "model_load_seconds_count", model="tiny", step="load", outcome="ok")
+    assert 1 == metric(page, "model_load_seconds_count", model="tiny", step="verify", outcome="failed")
+    assert 1 == metric(page, "model_load_seconds_count", model="broken", outcome="failed")
+    assert 0 == metric(page, "model_load_seconds_count", model="broken", outcome="ok")
 
 
 async def test_the_busy_seconds_of_threads_are_those_of_their_batches(models: Path) -> None:

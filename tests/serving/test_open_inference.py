@@ -27,7 +27,7 @@ def infer(api: Send, model: str, *inputs: dict[str, Any], headers: Any = None, *
 
 def outputs(response: httpx.Response) -> dict[str, Any]:
     """Returns the outputs of a response by name, as arrays of their shape."""
-    assert response.status_code == 200, response.text
+    assert 200 == response.status_code, response.text
     return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in response.json()["outputs"]}
 
 
@@ -152,7 +152,7 @@ def binary(
 
 def unpacked(response: httpx.Response) -> dict[str, bytes]:
     """Returns the binary outputs of a response by name."""
-    assert response.status_code == 200, response.text
+    assert 200 == response.status_code, response.text
     at = int(response.headers[HEADER])
     found = {}
     for output in json.loads(response.content[:at])["outputs"]:

@@ -57,7 +57,7 @@ def test_embeddings_equal_those_of_embed(api: Send) -> None:
 def test_embeddings_can_be_shortened_and_encoded_as_base64(api: Send) -> None:
     """The base64 text has float32 values. `dimensions` keeps the first ones, with length 1. `user` and null keys have no effect."""
     whole = np.array(posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"])
-    assert np.linalg.norm(whole) == pytest.approx(1, abs=1e-6)  # whatever the model's own setting
+    assert pytest.approx(1, abs=1e-6) == np.linalg.norm(whole)  # whatever the model's own setting
     first = whole[:3]
     more = {"user": "me", "encoding_format": "base64", "dimensions": 3, "unknown": None}
     packed = posted(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]

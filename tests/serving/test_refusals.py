@@ -55,7 +55,7 @@ async def test_a_full_queue_refuses_at_once(models: Path) -> None:
         await queued(service, 17)
         response = await client.post("/classify", json={"inputs": ["bad"] * 12})
         engine.gate.set()
-        assert (await waiting).status_code == 200
+        assert 200 == (await waiting).status_code
         page = (await client.get("/metrics")).text
     rejected(response, 429, "overloaded")
     assert int(response.headers["retry-after"]) >= 1
@@ -69,7 +69,7 @@ async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path
         probes = ("/health", "/health/ready", "/classify/health", "/models/tiny/health", "/ping", "/health/live")
         answers = {path: await client.get(path) for path in probes}
         answers |= {"post": await client.post("/classify", json={"inputs": "good"})}
-    assert answers.pop("/health/live").status_code == 200
+    assert 200 == answers.pop("/health/live").status_code
     for response in answers.values():
         rejected(response, 503, "unavailable")
         assert "1" == response.headers["retry-after"]

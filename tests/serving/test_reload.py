@@ -36,7 +36,7 @@ def administered(state: AppState, folder: Path) -> AbstractAsyncContextManager[h
 async def scores(client: httpx.AsyncClient, name: str = "tiny") -> tuple[float, ...]:
     """Returns the scores of a text, which are different for a model with other weights."""
     answer = await client.post(f"/models/{name}", json=BODY)
-    assert answer.status_code == 200, answer.text
+    assert 200 == answer.status_code, answer.text
     return tuple(item["score"] for item in answer.json()[0])
 
 
@@ -50,7 +50,7 @@ async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> N
         async def ask() -> None:
             while not done:
                 answer = await client.post("/classify", json={"inputs": ["good"] * 20})
-                assert answer.status_code == 200, answer.text
+                assert 200 == answer.status_code, answer.text
                 [one] = {tuple(item["score"] for item in result) for result in answer.json()}
                 seen.add(one)
 
@@ -69,7 +69,7 @@ async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> N
         assert [f'version="{state.registry.get("tiny").bundle.version}"' in line for line in loaded] == [
             line.endswith(" 1.0") for line in loaded
         ]
-    assert len(seen) == 4
+    assert 4 == len(seen)
 
 
 async def test_models_loaded_at_the_start_are_freed_without_a_collection(
@@ -154,7 +154,7 @@ async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: P
         assert 'broken_models{model="tiny"} 1.0' in (await client.get("/metrics")).text
         shutil.rmtree(models / "tiny")
         tiny.bundle(models, "tiny", seed=1)
-        assert (await client.post("/models/tiny/load", headers=ADMIN)).status_code == 200
+        assert 200 == (await client.post("/models/tiny/load", headers=ADMIN)).status_code
         assert await scores(client) != before
         assert "broken" not in (await client.get("/models/tiny")).json()
         assert 'broken_models{model="tiny"} 0.0' in (await client.get("/metrics")).text
@@ -200,15 +200,15 @@ async def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Pat
         async def served() -> str:
             return (await client.post("/classify", json=BODY)).headers.get("x-model", "none")
 
-        assert await served() == "tiny"
-        assert (await client.post("/models/tiny/unload", headers=ADMIN)).json() == {"name": "tiny", "unloaded": True}
-        assert await served() == "other"
+        assert "tiny" == await served()
+        assert {"name": "tiny", "unloaded": True} == (await client.post("/models/tiny/unload", headers=ADMIN)).json()
+        assert "other" == await served()
         assert "/classify is other (before: tiny)" in caplog.text
         rejected(await client.post("/models/tiny/unload", headers=ADMIN), 404, "not_found")
         await client.post("/models/other/unload", headers=ADMIN)
         assert ": none" in rejected(await client.post("/classify", json=BODY), 404, "not_found")
-        assert (await client.post("/models/tiny/load", headers=ADMIN)).status_code == 200
-        assert await served() == "tiny"
+        assert 200 == (await client.post("/models/tiny/load", headers=ADMIN)).status_code
+        assert "tiny" == await served()
         rejected(await client.post("/models/nobody/load", headers=ADMIN), 404, "not_found")
 
 
@@ -226,10 +226,10 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     asyncio.run(reloader.refresh())
     after = state.registry.models
 
-    assert list(after) == ["broken", "new", "same", "tiny"]
-    assert [after[name] is before[name] for name in ("broken", "same", "tiny")] == [True, True, False]
+    assert ["broken", "new", "same", "tiny"] == list(after)
+    assert [True, True, False] == [after[name] is before[name] for name in ("broken", "same", "tiny")]
     assert "the model broken cannot" in caplog.text
-    assert list(state.registry.broken) == ["broken"]
+    assert ["broken"] == list(state.registry.broken)
     with pytest.raises(InvalidValueError) as refused:
         asyncio.run(reloader.load("broken"))
     cause = refused.value.__cause__
@@ -237,7 +237,7 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     assert cause.__cause__ is not cause
     shutil.rmtree(models / "broken")
     asyncio.run(reloader.refresh())
-    assert (list(state.registry.broken), list(state.registry.models)) == ([], ["new", "same", "tiny"])
+    assert ([], ["new", "same", "tiny"]) == (list(state.registry.broken), list(state.registry.models))
     after = state.registry.models
     shutil.rmtree(models)
     asyncio.run(reloader.refresh())

@@ -144,7 +144,7 @@ async def test_an_answered_request_keeps_no_payloads_or_results(harness: Harness
     harness.work.batches.clear()
     await harness.run("next")  # an inference thread keeps its last batch
     gc.collect()
-    assert len(kept) == 0
+    assert 0 == len(kept)
 
 
 @on_loop(max_queue_tokens=100_000)

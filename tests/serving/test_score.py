@@ -83,7 +83,7 @@ def test_a_csv_has_all_independent_values(
     with (tmp_path / "out.csv").open(newline="") as file:
         [row] = csv.DictReader(file)
     assert ["text", *columns, "warnings"] == list(row)
-    assert len(columns) == 2 or set(labels) == {item["label"] for item in json.loads(row["prediction"])}
+    assert 2 == len(columns) or set(labels) == {item["label"] for item in json.loads(row["prediction"])}
 
 
 def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_parameters_cannot_replace_a_column(tmp_path: Path, capsys: pytest.Captu
 def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [f'{{"id": {i}.10, "text": "{text}"}}' for i, text in enumerate(TEXTS)])
 
-    assert run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}') == 0
+    assert 0 == run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}')
 
     found = (tmp_path / "out.jsonl").read_text().splitlines()
     expected = served(models, "/classify", {"inputs": TEXTS, "parameters": {"top_k": 2}})
@@ -178,7 +178,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
             csv.writer(file).writerows([columns, [value if isinstance(value, str) else json.dumps(value) for value in columns.values()]])
     flags = ["--columns", json.dumps({name: f"my {name}" for name in row})]
 
-    assert run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path) == 0
+    assert 0 == run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path)
 
     expected = served(tmp_path / "models", f"/{TASKS[task].path}", body)
     expected = expected[0] if TASKS[task].body.always_list else expected
@@ -214,7 +214,7 @@ def test_a_setting_without_effect_is_refused(
 
 def test_a_truncated_or_empty_text_gets_a_warning(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}, {"text": " "}])
-    assert run(models, source, tmp_path / "out.jsonl") == 0
+    assert 0 == run(models, source, tmp_path / "out.jsonl")
     warnings = [row["warnings"] for row in read_lines(tmp_path / "out.jsonl")]
     assert ([], True, True) == (warnings[0], "32 tokens" in warnings[1][0], warnings[2][0].startswith("empty; "))
     assert ", 2 with warnings" in capsys.readouterr().err
@@ -242,7 +242,7 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
     (tmp_path / "in.jsonl").write_bytes(text.encode(errors="surrogateescape"))
     flags = ["--parameters", '{"truncation": false}']
 
-    assert run(models, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags) == 3
+    assert 3 == run(models, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags)
 
     rejected = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
     assert [(2 * i + 1, 4 * i + 1) for i in range(len(BAD))] == [(row["row"], row["line"]) for row in rejected]
@@ -283,7 +283,7 @@ def test_csv_rows_with_too_many_fields_or_invalid_bytes_are_rejected(models: Pat
     """A row with too many fields, or that is not UTF-8, is rejected. Delimiters, quotes and line ends in fields are allowed."""
     (tmp_path / "in.csv").write_bytes(b'\xef\xbb\xbfid,text\r\n1,"good,\n""film"""\r\n2,bad,x\r\n3,\xff\r\n\r\n4,bad\r\n')
     output = tmp_path / f"out.{suffix}"
-    assert run(models, tmp_path / "in.csv", output) == 3
+    assert 3 == run(models, tmp_path / "in.csv", output)
     if suffix == "parquet":
         found = pq.read_table(output).to_pylist()
     else:
@@ -300,15 +300,15 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
     table = pa.table({"text": TEXTS, **columns})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=40)
 
-    assert run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == 0
+    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
 
     found = pq.read_table(tmp_path / "out.parquet")
     assert table.cast(pa.schema([found.schema.field(name) for name in table.column_names])).equals(found.select(table.column_names))
     assert "list<element: struct<label: string, score: double>>" == str(found.schema.field("prediction").type)
-    assert run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=txt") == 2
+    assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=txt")
     assert "did you mean `text`?" in capsys.readouterr().err
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
-    assert run(models, tmp_path / "bad.parquet", tmp_path / "2.parquet") == 1
+    assert 1 == run(models, tmp_path / "bad.parquet", tmp_path / "2.parquet")
     assert "as Parquet" in capsys.readouterr().err
 
 

@@ -14,10 +14,10 @@ from bertserve.service.settings import Settings, parse
 def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         parse(Settings, ["--help"])
-    assert stopped.value.code == 0
+    assert 0 == stopped.value.code
     page = capsys.readouterr().out
-    assert [name for name in Settings.model_fields if f"--{name.replace('_', '-')}" not in page] == []
-    assert [python for python in ("tuple[", "Path(", "None", "()", " str]", " int]") if python in page] == []
+    assert [] == [name for name in Settings.model_fields if f"--{name.replace('_', '-')}" not in page]
+    assert [] == [python for python in ("tuple[", "Path(", "None", "()", " str]", " int]") if python in page]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: s
 def test_settings_that_contradict_each_other_are_refused(flags: str, names: tuple[str, ...]) -> None:
     with pytest.raises(SettingsError) as refused:
         parse(Settings, flags.split())
-    assert [name for name in names if name not in refused.value.message] == []
+    assert [] == [name for name in names if name not in refused.value.message]
 
 
 @pytest.mark.parametrize(

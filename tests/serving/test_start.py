@@ -32,9 +32,9 @@ def test_a_start_prints_models_address_and_time(models: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         lines = [process.stdout.readline() for _ in range(3)]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        assert without_shutdown(process.stderr.read()) == []
-    assert lines[:2] == ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32, answers /classify\n"]
+        assert 0 == process.wait(10)
+        assert [] == without_shutdown(process.stderr.read())
+    assert ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32, answers /classify\n"] == lines[:2]
     assert re.fullmatch(
         r"bertserve \S+ listens on (http://127\.0\.0\.1:\d+), ready after \d+\.\d\d s with \d+ inference threads?; docs at \1/docs\n",
         lines[2],
@@ -53,12 +53,12 @@ def test_the_log_can_be_json(models: Path, tmp_path: Path) -> None:
     assert "swordfish" not in log
     lines = [json.loads(line) for line in log.splitlines()]
     asked = [(line["status"], line["request_id"], line["model"]) for line in lines if line["logger"] == "bertserve.access"]
-    assert asked == [(200, "r-7", "tiny"), (422, "r-7", "unknown")]
+    assert [(200, "r-7", "tiny"), (422, "r-7", "unknown")] == asked
     assert all(line["level"] in {"INFO", "WARNING"} and datetime.fromisoformat(line["time"]).tzinfo for line in lines)
     access = [line for line in lines if line["logger"] == "bertserve.access"]
-    assert [(line["method"], line["path"]) for line in access] == [("POST", "/classify"), ("POST", "/classify")]
+    assert [("POST", "/classify"), ("POST", "/classify")] == [(line["method"], line["path"]) for line in access]
     assert {"tokenize_ms", "queue_ms", "inference_ms", "decode_ms"} <= set(access[0])
-    assert [line["client"] for line in access] == ["127.0.0.1", "127.0.0.1"]
+    assert ["127.0.0.1", "127.0.0.1"] == [line["client"] for line in access]
     request_id = json.loads(response.partition(b"\r\n\r\n")[2])["request_id"]
     assert [(400, "malformed")] == [(line["status"], line["error_type"]) for line in lines if line.get("request_id") == request_id]
     assert 'http_requests_total{status="400"} 1.0' in metrics
@@ -71,7 +71,7 @@ def test_the_lines_of_a_start_are_json_too(models: Path) -> None:
         lines = [json.loads(process.stdout.readline()) for _ in range(2)]
         process.send_signal(signal.SIGTERM)
 
-    assert ["tiny" in lines[0]["message"], "listens on" in lines[1]["message"]] == [True, True]
+    assert [True, True] == ["tiny" in lines[0]["message"], "listens on" in lines[1]["message"]]
     assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
 
 

@@ -36,8 +36,8 @@ def written(*bodies: Any) -> bytes:
 
 
 def read(response: httpx.Response) -> list[Any]:
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"] == "application/x-ndjson"
+    assert 200 == response.status_code, response.text
+    assert "application/x-ndjson" == response.headers["content-type"]
     assert response.text.endswith("\n") or not response.text
     return [json.loads(line) for line in response.text.splitlines()]
 

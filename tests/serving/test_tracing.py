@@ -60,7 +60,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Collector
 
     def do_POST(self) -> None:
-        assert self.path == "/v1/traces"
+        assert "/v1/traces" == self.path
         body = self.rfile.read(int(self.headers["content-length"]))
         body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
         self.server.exports.append(ExportTraceServiceRequest.FromString(body))
@@ -229,7 +229,7 @@ def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, col
 async def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -> None:
     async with traced(models, collector) as client:
         for path in ("/health/live", "/health/ready", "/metrics", "/ping", "/models/tiny/info"):
-            assert (await client.get(path)).status_code == 200
+            assert 200 == (await client.get(path)).status_code
     assert ["GET /models/{name}/info"] == [span.name for span in collector.spans]
 
 

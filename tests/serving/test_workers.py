@@ -265,7 +265,7 @@ def test_sighup_changes_the_models_of_all_workers_under_load(models: Path, tmp_p
         def ask(client: httpx.Client) -> None:
             while not done.is_set():
                 answer = client.post("/models/tiny", json={"inputs": ["good"] * 20})
-                assert answer.status_code == 200, answer.text
+                assert 200 == answer.status_code, answer.text
                 [scores] = {tuple(item["score"] for item in result) for result in answer.json()}
                 seen.add(scores)
 
