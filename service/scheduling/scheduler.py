@@ -250,7 +250,10 @@ class Scheduler:
             finally:
                 with self._lock:
                     thread.run_s = None  # decoding does not count: each request limits its own, and a batch can end many requests
-            pairs = list(zip(batch, results, strict=True))
+            if len(results) != len(batch):
+                raise EngineError(
+                    "the graph returned {rows} rows for {inputs} inputs. This is a bug.", rows=len(results), inputs=len(batch)
+                )
         except DeviceLostError as error:
             logger.critical("%s", error.message)
             self._fail_all("the GPU failed, and the service must be restarted")
@@ -264,7 +267,7 @@ class Scheduler:
                 if open_items := [item for item in part if item.request in self.queue.requests]:
                     self._execute(thread, open_items)
             return
-        for item, result in pairs:
+        for item, result in zip(batch, results, strict=True):
             self._deliver(item, result)
 
     def _deliver(self, item: Item, result: Any) -> None:

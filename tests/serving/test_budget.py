@@ -78,7 +78,7 @@ def test_the_search_for_answers_has_a_limit(api: Send, monkeypatch: pytest.Monke
 def test_each_window_counts_as_decoding(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     passage = {"question": "good", "context": "a " * 1000}
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 40_000)
-    assert "too long to compute" in too_large(api, "/answer", inputs=passage, parameters={"max_seq_len": 5, "doc_stride": 0})
+    assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"max_seq_len": 5, "doc_stride": 0})
     assert "film" == answered(api, "/answer", {"question": "good", "context": "film " * 1000}, max_seq_len=30)["answer"][:4]
 
 
@@ -86,7 +86,7 @@ def test_tokens_that_are_grouped_count_more_than_tokens(api: Send, monkeypatch: 
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 5_000)
     text = "good " * 1000
     assert 200 == ask(api, "/ner", text, aggregation_strategy="none").status_code
-    assert "too long to compute" in too_large(api, "/ner", inputs=text, parameters={"aggregation_strategy": "average"})
+    assert "`max_answer_len`" in too_large(api, "/ner", inputs=text, parameters={"aggregation_strategy": "average"})
 
 
 def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ def test_a_log_line_has_the_reason_without_the_callers_data(
     [record] = [record for record in caplog.records if hasattr(record, "request_id")]
     reason = record.__dict__["reason"]
 
-    assert (f"{start}: {reason}", True) == (record.getMessage(), value in reason)
+    assert f"{start}: {reason}" == record.getMessage()
+    assert value in reason
     assert SECRET not in caplog.text
     assert SECRET not in str(record.__dict__)
 

@@ -309,8 +309,9 @@ def test_the_predicted_wait_of_a_long_request_leaves_a_thread_out() -> None:
     queue, runner = new_queue(threads=2), alone(1.0)
     add(queue, *[30] * 5, runner=runner)
     add(queue, 1, now=0.5, runner=runner)
-    with pytest.raises(RefusedError, match="about 6"):
+    with pytest.raises(RefusedError) as refused:
         add(queue, *[30] * 2, now=1.0, deadline=7.0, runner=runner)
+    assert "deadline" == refused.value.reason
     add(queue, *[30] * 2, now=2.0, deadline=8.0, runner=runner)
 
 
@@ -376,7 +377,7 @@ def test_every_operation_takes_logarithmic_time() -> None:
     assert dict.fromkeys(few, True) == {name: many[name] <= 2 * few[name] + 20 for name in few}
 
 
-class Kept:
+class Payload:
     """An object for weak references."""
 
 
@@ -384,10 +385,10 @@ def test_closed_requests_are_freed_while_no_batch_is_taken() -> None:
     """While all threads are busy and one request waits, 3,000 others are closed, and their payloads do not accumulate."""
     queue = new_queue()
     stayer = add(queue, 8)
-    payloads = weakref.WeakSet[Kept]()
+    payloads = weakref.WeakSet[Payload]()
     for i in range(3_000):
         request = ScheduledRequest(MODEL if i % 2 else alone(1.0), lambda results: (), float(i), 1e9, 16)
-        work = [(1 + i % 64, Kept()), (1 + i % 64, Kept())]
+        work = [(1 + i % 64, Payload()), (1 + i % 64, Payload())]
         payloads.update(payload for _, payload in work)
         queue.put(request, work, 1e9)
         del work

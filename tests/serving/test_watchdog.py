@@ -47,8 +47,9 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         assert (0, True) == (harness.hangs, harness.scheduler.ready)
         harness.look(1)
         for task in (good, bad):
-            with pytest.raises(EngineError, match="hung for 5 s"):
+            with pytest.raises(EngineError) as error:
                 await task
+            assert {"seconds": 5} == error.value.values
         hung, harness.work.gate = harness.work.gate, threading.Event()
         harness.work.gate.set()
         assert (1, True) == (harness.hangs, harness.scheduler.ready)
@@ -61,10 +62,10 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await asyncio.sleep(0)
         harness.look(5)
         assert (2, False) == (harness.hangs, harness.scheduler.ready)
-        with pytest.raises(EngineError, match="hung for 5 s"):
+        with pytest.raises(EngineError):
             await last
         for late in (waiting, harness.submit("late")):
-            with pytest.raises(UnavailableError, match="as many runs have hung"):
+            with pytest.raises(UnavailableError):
                 await late
         await harness.scheduler.stop(1000.0)
         hung.set()
@@ -126,7 +127,7 @@ async def test_a_run_that_ends_while_its_thread_is_replaced_fails(harness: EndsL
     """It is either answered or counted."""
     task = await harness.blocked()
     harness.look(5)
-    with pytest.raises(EngineError, match="has hung"):
+    with pytest.raises(EngineError):
         await task
     assert (1, ["next"]) == (harness.hangs, await harness.run("next"))
 
@@ -193,8 +194,9 @@ async def test_after_a_lost_device_only_another_process_helps(harness: Harness) 
     await asyncio.sleep(0)
     harness.work.gate.set()
     for task in (*lost, waiting, harness.submit("late")):
-        with pytest.raises(UnavailableError, match="the GPU failed"):
+        with pytest.raises(UnavailableError):
             await task
-    assert (False, True) == (harness.scheduler.ready, harness.scheduler.failure is not None)
+    assert not harness.scheduler.ready
+    assert harness.scheduler.failure
     assert 1 <= len(runs) <= 2  # one per thread
     await asyncio.gather(*blockers, return_exceptions=True)  # the device may be lost before the second one is delivered
