@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bertserve.export import flags
-from bertserve.export.aim import parse_aim
 from bertserve.export.errors import ExportError, report_error
 from bertserve.service.errors import BertServeError
 from bertserve.service.flag_parser import FlagParser
@@ -60,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--aim",
         dest="aims",
-        type=parse_aim,
+        type=flags.parse_aim,
         action="append",
         default=[],
         metavar="[LABEL:]AIM=SHARE",

@@ -29,7 +29,7 @@ from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Combine, 
 from bertserve.service.bundle.validation_policy import LOW_AGREEMENT_THRESHOLD, describe_agreement, has_low_agreement, summarize_agreement
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.flag_parser import FlagParser, drop_stdout
-from bertserve.service.providers import PROVIDERS, Provider
+from bertserve.service.providers import PROVIDERS
 
 PACKAGES = ("torch", "transformers", "sentencepiece", "onnx", "onnxscript", "onnxruntime")
 
@@ -94,8 +94,10 @@ def _export(argv: Sequence[str]) -> int:
             f"expected; it is {'the default graph, as requested' if graph.default else 'not the default graph'}. Measure it on texts of "
             "your own (`bert-export verify --data`), and try a lower --max-int8-error or your own --int8-texts."
         )
-    for line in missing_graphs(manifest):
-        log(line)
+    defaults = {graph.provider: f"{graph.name} is the default" for graph in manifest.graphs if graph.default}
+    for omitted in manifest.omitted:
+        default = defaults.get(omitted.provider, f"{omitted.provider} has no other graph")
+        log(f"{omitted.provider}/{omitted.precision} is missing, and {default}: {omitted.reason}")
     return 4 if manifest.omitted else 0
 
 
@@ -117,19 +119,6 @@ def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
             f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; remove "
             "one of them"
         )
-
-
-def missing_graphs(manifest: Manifest) -> list[str]:
-    """Returns one line per provider and reason: the missing graphs, their replacement and the reason."""
-    names: dict[tuple[Provider, str], list[str]] = {}
-    for omitted in manifest.omitted:
-        names.setdefault((omitted.provider, omitted.reason), []).append(f"{omitted.provider}/{omitted.precision}")
-    defaults = {graph.provider: f"{graph.name} is the default" for graph in manifest.graphs if graph.default}
-    return [
-        f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, and "
-        f"{defaults.get(provider, f'{provider} has no other graph')}: {reason}"
-        for (provider, reason), missing in names.items()
-    ]
 
 
 def _print_agreements(target: Path, manifest: Manifest) -> None:
@@ -201,7 +190,7 @@ def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
         "--int8-texts",
         type=Path,
         metavar="FILE",
-        help="your own texts, at least 16, for int8 calibration: one per line, or JSON Lines (.jsonl), CSV or TSV with "
+        help="your own texts, at least 16, of which at most 1,000 are used, for int8 calibration: one per line, or JSON Lines (.jsonl), CSV or TSV with "
         "text and, for pairs, text_pair, or question and context; one third is held out to validate int8; with --int8-validation, one "
         "twelfth, but at least 8 texts (default: 700 built-in English texts)",
     )

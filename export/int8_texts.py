@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from bertserve.export.errors import UsageError
+from bertserve.export.errors import UsageError, log
 from bertserve.export.input_fields import INPUT_KEYS, read_input
 from bertserve.service.bundle.manifest import Int8Split, Manifest, TextDigests
 from bertserve.service.errors import BertServeError, StartError, plural
@@ -23,6 +23,7 @@ from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read
 from bertserve.service.text.tokenizer import Tokenizer
 
 MIN_FILE_TEXTS = 16  # distinct ones; 11 of them calibrate, 2 are for the gate, and 3 for validation
+MAX_FILE_TEXTS = 1000  # of a file, for all splits, because each takes time
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
 T = TypeVar("T")
@@ -189,7 +190,9 @@ class Int8Texts(NamedTuple):
 def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Texts:
     """Returns the texts of all splits, without passages. Without `validation`, the first file also gives the validation texts."""
     texts = read_texts(calibration)
-    selection = sample(texts, 1000)  # each text takes time
+    selection = sample(texts, MAX_FILE_TEXTS)
+    if len(texts) > MAX_FILE_TEXTS:
+        log(f"int8 uses {MAX_FILE_TEXTS} of the {len(texts)} texts of `{calibration}`.")
     if calibration != BUILT_IN_TEXTS:  # its lines have no pattern
         selection = shuffled(selection)
     held_out = selection[2::3]

@@ -10,7 +10,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from bertserve.export.aim import Aim
+from bertserve.export.flags import Aim
 from bertserve.service.bundle.calibration import Bin, Calibration, Interval, Threshold
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec

@@ -136,6 +136,8 @@ class SourceFiles:
 
 def find_source(source: str, revision: str | None) -> SourceFiles:
     """Finds a checkpoint by its local folder, or by its hub id and a branch, tag or commit; downloads missing files."""
+    if revision is not None and Path(source).is_dir():
+        raise CheckpointError(f"--revision {revision} is for a hub id, but `{source}` is a folder; remove it.")
     folder = _find_folder(source, revision)
     trained_folder = find_transformer(folder)
     adapter, model_folder = read_adapter(trained_folder), trained_folder

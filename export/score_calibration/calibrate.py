@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bertserve.export.aim import Aim
 from bertserve.export.errors import ExportError, UsageError, log
+from bertserve.export.flags import Aim
 from bertserve.export.model_card import bundle_texts, describe_calibration
 from bertserve.export.score_calibration.outcomes import IDENTITY, Outcomes, check_aims, collect, fit, method_of
 from bertserve.export.score_calibration.predictions import SEED, choose_threshold, measure
@@ -38,9 +38,9 @@ def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path 
         ExportError: The data cannot be used, a calibration is worse than raw scores, or no threshold reaches an aim. Nothing is written.
         BertServeError: The bundle cannot be used, or a graph cannot be opened.
     """
-    source = load_bundle(bundle_folder.resolve())
-    manifest = source.manifest
-    tokenizer = Tokenizer(source.tokenizer_path, manifest.tokenizer)
+    bundle = load_bundle(bundle_folder.resolve())
+    manifest = bundle.manifest
+    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     target = output / manifest.name
     with workspace(manifest.name, output, overwrite=overwrite) as scratch:
         method = method_of(manifest)
@@ -56,16 +56,16 @@ def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path 
                 log(f"{graph.name} is not calibrated: {missing}{removed}")
                 graphs.append(raw)
                 continue
-            served = open_graph(source.path, raw, tokenizer, manifest, graph.provider)
+            served = open_graph(bundle.path, raw, tokenizer, manifest, graph.provider)
             fitted, tested = (collect(served, method, rows) for rows in (fit_rows, test_rows))
             calibration = fit_and_test(fitted, tested, graph.name, aims, digest)
             print(f"{graph.name}: {describe_calibration(calibration)}")
             graphs.append(graph.model_copy(update={"calibration": calibration}))
-        if all(unavailable_reason(graph.provider) for graph in graphs):
-            raise ExportError(f"this machine can run no graph of `{source.path}`; calibrate it where it is served.")
+        if all(graph.calibration is None for graph in graphs):
+            raise ExportError(f"this machine can run no graph of `{bundle.path}`; calibrate it where it is served.")
         manifest = Manifest.model_validate(manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())
-        _link_files(source, scratch / "bundle")
-        file = source.path / CARD_FILE
+        _link_files(bundle, scratch / "bundle")
+        file = bundle.path / CARD_FILE
         card = file.read_text(encoding="utf-8") if file.exists() else f"# {manifest.name}\n"
         package_bundle(scratch / "bundle", target, bundle_texts(manifest, card), overwrite=overwrite)
     return target

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
-from bertserve.export.aim import Aim
 from bertserve.export.errors import UsageError
+from bertserve.export.flags import Aim
 from bertserve.export.progress import track
 from bertserve.export.score_calibration.predictions import Booleans, Predictions, Values, log_losses
 from bertserve.export.tasks.evaluation import exact_match, widen_to_words

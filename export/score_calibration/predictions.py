@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from bertserve.export.aim import Aim
 from bertserve.export.errors import ExportError, UsageError
+from bertserve.export.flags import Aim
 from bertserve.service.bundle.calibration import Bin, Interval, Quality, Threshold
 
 BINS = 15  # of a calibration error, as in most publications

@@ -93,5 +93,8 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
     with ignore_signals():
         for name, text in bundle_texts(new_manifest, card).items():
             aside = bundle.path / f".{name}"
-            aside.write_text(text, encoding="utf-8")
-            os.replace(aside, bundle.path / name)
+            try:
+                aside.write_text(text, encoding="utf-8")
+                os.replace(aside, bundle.path / name)
+            finally:
+                aside.unlink(missing_ok=True)

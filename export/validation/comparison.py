@@ -131,7 +131,7 @@ def _standard_deviation(rows: Sequence[RowDifference], name: str) -> float:
 class Comparison:
     """The comparison of one graph with a reference: first on samples, for int8 also on ordinary texts, and then on other inputs.
 
-    `expected` is empty without a reference, and for the reference's own graph; `error` says why an input has no answer.
+    `expected` is empty without a reference, and for the reference's own graph; `error` says why an input has no answer, and `check` raises it.
     """
 
     def __init__(self, served: ServedGraph, reference: Reference) -> None:
@@ -174,10 +174,6 @@ class Comparison:
             rows += [RowDifference.of(*row, input_) for row in zip(actual.encodings, expected.rows, actual.rows, strict=True)]
             self.expected.append(self.served.decode(input_, expected.rows) if expected.result is None else expected.result)
         self.results.append(actual.result)
-
-    def fail(self, reason: str) -> None:
-        """Records why an input has no answer; `check` raises it."""
-        self.error = reason
 
     def agreement(self, start: int = 0) -> Agreement:
         """Returns the agreement on the inputs from `start` on."""

@@ -240,7 +240,7 @@ def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: R
         except CallerError as error:
             raise UsageError(f"{where} cannot be answered: {error}") from error
         except (EngineError, GraphError) as error:
-            comparison.fail(f"{failing} has no answer to {where}: {error}")
+            comparison.error = f"{failing} has no answer to {where}: {error}"
 
 
 def _check_parity(comparison: Comparison, report: VerifyReport) -> None:

@@ -250,6 +250,13 @@ def test_a_missing_folder_is_named(where: str, run: Run) -> None:
     assert (1, True, False) == (code, f"`{where}`" in message, "network" in message)
 
 
+def test_a_revision_of_a_folder_is_refused(source: Path, run: Run) -> None:
+    code, message = run(source, "--revision", "v1")
+
+    assert 1 == code
+    assert "--revision v1" in message
+
+
 def test_a_hub_id_without_network_is_refused(output: Path, run: Run) -> None:
     code, message = run("org/model")
 

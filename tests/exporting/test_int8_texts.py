@@ -73,6 +73,14 @@ def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, de
     assert ['He said, "a\tb",\nand left.', ("A man eats.", "It rains.")] == int8_texts.read_texts(path)[:2]
 
 
+def test_a_line_says_that_a_large_file_is_not_used_completely(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"text {i}\n" for i in range(3000)))
+
+    assert [667, 83, 250] == [len(split) for split in int8_texts.read_int8_texts(path)]
+    assert "1000 of the 3000 texts" in capsys.readouterr().err
+
+
 def test_pairs_are_refused_for_a_task_of_single_texts(tmp_path: Path) -> None:
     spec = load_bundle(tiny.bundle(tmp_path)).manifest.tokenizer
     with pytest.raises(UsageError, match=r"2 pairs, .* fill-mask "):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bertserve.export.aim import Aim
 from bertserve.export.errors import ExportError
+from bertserve.export.flags import Aim
 from bertserve.export.score_calibration.predictions import Predictions, choose_threshold
 from bertserve.service.bundle.calibration import Threshold
 
