@@ -109,7 +109,7 @@ def test_one_sample_has_the_models_maximum_length(tmp_path: Path, task: str, pos
         return len(checkpoint.hf_tokenizer(text, add_special_tokens=False)["input_ids"])
 
     longest = model_sample_inputs(checkpoint, count)[-1]
-    tokens = count(getattr(longest, "context", None) or longest.text)
+    tokens = count(getattr(longest, "text_pair", None) or longest.text)
     if positions <= MAX_FULL_LENGTH:
         encodings = encode(TASKS[task], longest, service_tokenizer(checkpoint, tmp_path), checkpoint).encodings
         assert positions == max(map(len, encodings)) < tokens
