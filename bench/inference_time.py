@@ -1,6 +1,7 @@
 """Rewrites the tables of inference time in bench/results: `python -m bertserve.bench.inference_time`.
 
-The tables have BERT encoders with random weights by length and precision, and by layers, heads and hidden size.
+- Without --teacher: BERT encoders with random weights by length and precision, and by layers, heads and hidden size.
+- With --teacher: compressed forms of a BERT classifier by size, speed and error. Distilled forms learn from the built-in texts.
 
 A time is the median CPU time on one thread. Compared graphs run in turn, so that other load on the machine affects all of them. Graphs are
 created as at export. Other modules must not import this one, because it needs torch.
@@ -22,36 +23,42 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import torch
 import transformers
 from numpy.typing import NDArray
 
-from bertserve.export import cpu, onnx_trace
+from bertserve.export import cpu, int8_texts, onnx_trace
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
+from bertserve.export.graph import onnx_files
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.engine.sessions import session_options
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = "2026-11-23-inference-time.md"
+SHAPES_PAGE, COMPRESSED_PAGE = "2026-11-23-inference-time.md", "2026-11-22-compressed-berts.md"
 SHAPES = "12,12,768 3,12,768 6,12,768 12,1,768 12,3,768 12,6,768 12,24,768 12,3,192 12,6,384"
 PRECISIONS = ("fp32", "int8")
 BATCH = 4  # texts
-Run = Callable[[NDArray[np.int64]], object]  # runs a graph on a batch of token ids: [texts, length]
+TEXT_TOKENS = 64  # of each text of the compressed models, also in the distillation
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, and rewrites the tables in the folder of results."""
     parser = argparse.ArgumentParser(description="Rewrite the tables of inference time in bench/results.")
+    parser.add_argument("--teacher", type=Path, metavar="DIR", help="a BERT classifier: rewrite the table of its compressed forms instead")
     parser.add_argument("--shapes", default=SHAPES, help="layers,heads,hidden size of each encoder; others are compared with the first")
     parser.add_argument("--lengths", default="16,64,128,256,512", help="tokens of the texts; shapes are compared at the middle one")
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of the runs of each graph and length (default: 4)")
-    parser.add_argument("--results", type=Path, default=ROOT / "bench/results", help="folder of the page (default: bench/results)")
+    parser.add_argument("--results", type=Path, default=ROOT / "bench/results", help="folder of the pages (default: bench/results)")
     args = parser.parse_args(argv)
-    shapes = [tuple(map(int, shape.split(","))) for shape in args.shapes.split()]
-    lengths, graphs = sorted(map(int, args.lengths.split(","))), build_encoder(*shapes[0])
-    write_table(args.results / PAGE, "lengths", length_rows(shapes[0], graphs, lengths, args.seconds))
-    write_table(args.results / PAGE, "shapes", shape_rows(shapes, graphs, lengths[len(lengths) // 2], args.seconds))
+    if args.teacher is not None:
+        write_table(args.results / COMPRESSED_PAGE, "compressed models", compressed_rows(args.teacher, args.seconds))
+    else:
+        shapes = [tuple(map(int, shape.split(","))) for shape in args.shapes.split()]
+        lengths, graphs = sorted(map(int, args.lengths.split(","))), build_encoder(*shapes[0])
+        write_table(args.results / SHAPES_PAGE, "lengths", length_rows(shapes[0], graphs, lengths, args.seconds))
+        write_table(args.results / SHAPES_PAGE, "shapes", shape_rows(shapes, graphs, lengths[len(lengths) // 2], args.seconds))
 
 
 def write_table(page: Path, name: str, rows: Iterable[Sequence[str]]) -> None:
@@ -63,16 +70,35 @@ def write_table(page: Path, name: str, rows: Iterable[Sequence[str]]) -> None:
     page.write_text(before + begin + table + end + rest.partition(end)[2], encoding="utf-8")
 
 
-def open_graph(path: Path, inputs: Sequence[InputSpec]) -> Run:
-    """Returns a graph on one thread; its files are not needed after it is loaded."""
-    session = ort.InferenceSession(str(path), session_options(1), providers=["CPUExecutionProvider"])
-    return lambda ids: session.run(None, make_feed(inputs, ids))
+class Graph:
+    """A graph on one thread; its files are not needed after it is loaded."""
+
+    def __init__(self, path: Path, inputs: Sequence[InputSpec]) -> None:
+        self.mib = sum(file.stat().st_size for file in onnx_files.files(path)) / 2**20
+        self._inputs = inputs
+        self._session = ort.InferenceSession(str(path), session_options(1), providers=["CPUExecutionProvider"])
+
+    def run(self, ids: NDArray[np.int64]) -> Any:
+        """Returns the first output for a batch of token ids: [texts, length]."""
+        return self._session.run(None, make_feed(self._inputs, ids))[0]
 
 
 def make_feed(inputs: Sequence[InputSpec], ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """Returns a graph's inputs for a batch of token ids without padding: [texts, length]."""
     values = {"token_ids": ids, "attention_mask": np.ones_like(ids), "type_ids": np.zeros_like(ids)}
     return {spec.name: values[spec.fill].astype(spec.dtype) for spec in inputs}
+
+
+def build_graphs(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) -> dict[str, Graph]:
+    """Returns a checkpoint's graph in each precision; int8 is calibrated with texts as token ids: each [1, length]."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        checkpoint = load_checkpoint(str(source), LoadOptions(task=task))
+        inputs, description = onnx_trace.trace(checkpoint, folder / "raw.onnx")
+        cpu.optimize(folder / "raw.onnx", folder / "fp32.onnx", replace(checkpoint, inputs=inputs), description)
+        feeds = [make_feed(inputs, ids) for ids in texts]
+        quantize(folder / "fp32.onnx", folder / "int8.onnx", folder, feeds, feeds, max_error=inf)
+        return {precision: Graph(folder / f"{precision}.onnx", inputs) for precision in PRECISIONS}
 
 
 def cpu_ms(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
@@ -98,43 +124,124 @@ def gflop(shape: Sequence[int], length: int) -> float:
     return layers * (24 * hidden**2 * length + 4 * hidden * length**2) / 1e9
 
 
-def build_encoder(layers: int, heads: int, hidden: int) -> dict[str, Run]:
+def build_encoder(layers: int, heads: int, hidden: int) -> dict[str, Graph]:
     """Returns the graph of a BERT encoder in each precision. Its weights are random, which does not change the time of a run."""
     sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": hidden, "intermediate_size": 4 * hidden}
-    with tempfile.TemporaryDirectory() as name, stage("build", f"{layers} layers, {heads} heads, hidden size {hidden}"):
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as folder, stage("build", f"{layers} layers, {heads} heads, hidden size {hidden}"):
         transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
         shutil.copy(ROOT / "models/sentiment/tokenizer.json", folder)
-        checkpoint = load_checkpoint(str(folder), LoadOptions(task="feature-extraction"))
-        inputs, description = onnx_trace.trace(checkpoint, folder / "raw.onnx")
-        cpu.optimize(folder / "raw.onnx", folder / "fp32.onnx", replace(checkpoint, inputs=inputs), description)
-        feeds = [make_feed(inputs, random_ids(1, 16))] * 16
-        quantize(folder / "fp32.onnx", folder / "int8.onnx", folder, feeds, feeds, max_error=inf)
-        return {precision: open_graph(folder / f"{precision}.onnx", inputs) for precision in PRECISIONS}
+        return build_graphs(Path(folder), "feature-extraction", [random_ids(1, 16)] * 16)
 
 
-def length_rows(shape: Sequence[int], graphs: dict[str, Run], lengths: Sequence[int], seconds: float) -> Iterable[Sequence[str]]:
+def length_rows(shape: Sequence[int], graphs: dict[str, Graph], lengths: Sequence[int], seconds: float) -> Iterable[Sequence[str]]:
     """Yields the head, and a row for each length in tokens."""
     columns = [f"{precision}, {texts}" for precision in PRECISIONS for texts in ("one text", f"per text of a batch of {BATCH}")]
     yield ["tokens", "GFLOP", *columns, "int8 / fp32, one text"]
     for length in lengths:
-        runs = [partial(graphs[precision], random_ids(texts, length)) for precision in PRECISIONS for texts in (1, BATCH)]
+        runs = [partial(graphs[precision].run, random_ids(texts, length)) for precision in PRECISIONS for texts in (1, BATCH)]
         fp32, fp32_batch, int8, int8_batch = cpu_ms(runs, seconds)
         times = [fp32, fp32_batch / BATCH, int8, int8_batch / BATCH]
         yield [str(length), f"{gflop(shape, length):.1f}", *(f"{ms:.1f}" for ms in times), f"{int8 / fp32:.2f}"]
 
 
-def shape_rows(shapes: Sequence[Sequence[int]], graphs: dict[str, Run], length: int, seconds: float) -> Iterable[Sequence[str]]:
+def shape_rows(shapes: Sequence[Sequence[int]], graphs: dict[str, Graph], length: int, seconds: float) -> Iterable[Sequence[str]]:
     """Yields the head, and a row for each shape: its operations and CPU times for one text, divided by those of the first."""
     yield ["layers", "heads", "hidden size", "GFLOP ratio", *PRECISIONS]
     yield [*map(str, shapes[0]), "1", "1", "1"]
     for shape in shapes[1:]:
         variant, ratios = build_encoder(*shape), [gflop(shape, length) / gflop(shapes[0], length)]
         for precision in PRECISIONS:
-            base_ms, ms = cpu_ms([partial(one[precision], random_ids(1, length)) for one in (graphs, variant)], seconds)
+            base_ms, ms = cpu_ms([partial(one[precision].run, random_ids(1, length)) for one in (graphs, variant)], seconds)
             ratios.append(ms / base_ms)
         yield [*map(str, shape), *(f"{ratio:.2f}" for ratio in ratios)]
 
+
+def compressed_rows(teacher: Path, seconds: float) -> Iterable[Sequence[str]]:
+    """Yields the head, and a row for each form and precision, compared with the teacher in fp32."""
+    split = int8_texts.read_int8_texts(int8_texts.BUILT_IN_TEXTS)
+    tokenize = partial(transformers.AutoTokenizer.from_pretrained(teacher), truncation=True, max_length=TEXT_TOKENS)
+    seen, unseen = ([np.array([ids]) for ids in tokenize(part.lines)["input_ids"]] for part in (split.calibration, split.validation))
+    load = partial(transformers.AutoModelForSequenceClassification.from_pretrained, teacher, dtype=torch.float32)
+    graphs: dict[tuple[str, str], Graph] = {}
+    for name, (compress, distilled) in FORMS.items():
+        with tempfile.TemporaryDirectory() as folder, stage("build", name):
+            model = compress(load())
+            if distilled:
+                distill(model, load(), tokenize, split.calibration.lines)
+            shutil.copytree(teacher, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+            model.save_pretrained(folder)
+            graphs |= {(name, precision): graph for precision, graph in build_graphs(Path(folder), "text-classification", seen).items()}
+    times = cpu_ms([partial(graph.run, random_ids(1, TEXT_TOKENS)) for graph in graphs.values()], seconds)
+    logits = [np.concatenate([graph.run(ids) for ids in unseen]) for graph in graphs.values()]
+    yield ["form", "precision", "MiB", "ratio", "ms", "times as fast", "error", "equal labels"]
+    for (names, graph), ms, values in zip(graphs.items(), times, logits, strict=True):
+        ratio = graph.mib / graphs["teacher", "fp32"].mib
+        error = np.sqrt(np.mean((values - logits[0]) ** 2)) / logits[0].std()
+        equal = np.mean(values.argmax(-1) == logits[0].argmax(-1))
+        yield [*names, f"{graph.mib:.1f}", f"{ratio:.2f}", f"{ms:.1f}", f"{times[0] / ms:.2f}", f"{error:.3f}", f"{equal:.1%}"]
+
+
+def prune_heads(model: Any) -> Any:
+    """Removes the half of each layer's heads that the attention's output weighs least, in the format of transformers 4."""
+    heads, model.config.pruned_heads = model.config.num_attention_heads, {}
+    for i, layer in enumerate(model.bert.encoder.layer):
+        output = layer.attention.output.dense
+        norms = output.weight.detach().view(len(output.weight), heads, -1).norm(dim=(0, 2))
+        pruned = norms.argsort()[: heads // 2].tolist()
+        kept = [row for row in range(output.in_features) if row * heads // output.in_features not in pruned]
+        output.weight = torch.nn.Parameter(output.weight[:, kept])
+        for linear in (layer.attention.self.query, layer.attention.self.key, layer.attention.self.value):
+            linear.weight, linear.bias = torch.nn.Parameter(linear.weight[kept]), torch.nn.Parameter(linear.bias[kept])
+        model.config.pruned_heads[i] = pruned
+    return model
+
+
+def drop_layers(model: Any) -> Any:
+    """Removes every other layer."""
+    model.bert.encoder.layer = model.bert.encoder.layer[::2]
+    model.config.num_hidden_layers = len(model.bert.encoder.layer)
+    return model
+
+
+def share_layers(bert: Any) -> Any:
+    """Returns an ALBERT in which all layers share the weights of BERT's middle layer; the embedding is not factorized."""
+    fields = bert.config.to_dict() | {"model_type": "albert", "architectures": None, "embedding_size": bert.config.hidden_size}
+    model: Any = transformers.AlbertForSequenceClassification(transformers.AlbertConfig(**fields))
+    model.albert.embeddings.load_state_dict(bert.bert.embeddings.state_dict(), strict=False)
+    torch.nn.init.eye_(model.albert.encoder.embedding_hidden_mapping_in.weight)
+    torch.nn.init.zeros_(model.albert.encoder.embedding_hidden_mapping_in.bias)
+    old, new = bert.bert.encoder.layer[len(bert.bert.encoder.layer) // 2], model.albert.encoder.albert_layer_groups[0].albert_layers[0]
+    pairs = [(old.attention.get_submodule(f"self.{name}"), new.attention.get_submodule(name)) for name in ("query", "key", "value")]
+    pairs += [(old.attention.output.get_submodule(name), new.attention.get_submodule(name)) for name in ("dense", "LayerNorm")]
+    pairs += [(old.intermediate.dense, new.ffn), (old.output.dense, new.ffn_output), (old.output.LayerNorm, new.full_layer_layer_norm)]
+    for source, target in [*pairs, (bert.bert.pooler.dense, model.albert.pooler), (bert.classifier, model.classifier)]:
+        target.load_state_dict(source.state_dict())
+    return model
+
+
+def distill(student: Any, teacher: Any, tokenize: Callable[..., Any], texts: Sequence[str]) -> None:
+    """Trains a student, except its embedding, to give the teacher's logits."""
+    student.train().base_model.embeddings.requires_grad_(False)
+    optimizer = torch.optim.AdamW([parameter for parameter in student.parameters() if parameter.requires_grad], lr=1e-4)
+    torch.manual_seed(0)
+    for _ in range(120):
+        chosen = [texts[i] for i in torch.randint(len(texts), (16,)).tolist()]
+        batch = tokenize(chosen, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            expected = teacher(**batch).logits
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(student(**batch).logits, expected).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+# form -> the function that compresses the teacher, and whether the result is distilled
+FORMS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "teacher": (lambda model: model, False),
+    "half of the heads pruned": (prune_heads, False),
+    "every other layer dropped": (drop_layers, False),
+    "the same, distilled": (drop_layers, True),
+    "one layer, shared by all, distilled": (share_layers, True),
+}
 
 if __name__ == "__main__":
     main()

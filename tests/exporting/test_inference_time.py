@@ -1,4 +1,4 @@
-"""`bench/inference_time.py` rewrites the tables of the results, for tiny encoders."""
+"""`bench/inference_time.py` rewrites the tables of the results, for tiny models."""
 
 import re
 import shutil
@@ -10,21 +10,24 @@ from conftest import ROOT
 
 pytestmark = pytest.mark.torch
 
-PAGE = "2026-11-23-inference-time.md"
+PAGES = ("2026-11-23-inference-time.md", "2026-11-22-compressed-berts.md")
+FORMS = ("teacher", "half of the heads pruned", "every other layer dropped", "the same, distilled", "one layer, shared by all, distilled")
 
 
 def tables(folder: Path, *arguments: str) -> dict[str, list[list[str]]]:
-    """Runs the script on a copy of the page; returns the cells of each changed table, by the name in its comment."""
+    """Runs the script on copies of the pages; returns the cells of each changed table, by the name in its comment."""
     from bertserve.bench import inference_time
 
-    shutil.copy(ROOT / "bench/results" / PAGE, folder)
-    inference_time.main(["--seconds", "0.01", "--results", str(folder), *arguments])
-    old, new = ((path / PAGE).read_text(encoding="utf-8").split("<!-- ") for path in (ROOT / "bench/results", folder))
     changed = {}
-    for before, after in zip(old, new, strict=True):
-        if before != after:
-            name, *rows = after.strip().splitlines()
-            changed[name.removesuffix(" -->").rpartition(": ")[2]] = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    for page in PAGES:
+        shutil.copy(ROOT / "bench/results" / page, folder)
+    inference_time.main(["--seconds", "0.01", "--results", str(folder), *arguments])
+    for page in PAGES:
+        old, new = ((path / page).read_text(encoding="utf-8").split("<!-- ") for path in (ROOT / "bench/results", folder))
+        for before, after in zip(old, new, strict=True):
+            if before != after:
+                name, *rows = after.strip().splitlines()
+                changed[name.removesuffix(" -->").rpartition(": ")[2]] = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     return changed
 
 
@@ -40,3 +43,17 @@ def test_the_tables_of_shapes_are_rewritten(tmp_path: Path) -> None:
     assert ["2", "2", "32", "1", "1", "1"] == base
     assert ["1", "2", "32", "0.50"] == half[:4]
     assert all(float(cell) > 0 for cell in half)
+
+
+@pytest.mark.full_grid
+def test_the_table_of_compressed_models_is_rewritten(tmp_path: Path) -> None:
+    """The teacher in fp32 is the reference: ratio and speed 1, no error, and all labels equal."""
+    from checkpoints import bert
+
+    written = tables(tmp_path, "--teacher", str(bert(tmp_path)))
+
+    assert {"compressed models"} == set(written)
+    _, _, *rows = written["compressed models"]
+    assert [[form, precision] for form in FORMS for precision in ("fp32", "int8")] == [row[:2] for row in rows]
+    assert ["1.00", "1.00", "0.000", "100.0%"] == [rows[0][i] for i in (3, 5, 6, 7)]
+    assert all(float(row[6]) > 0 for row in rows[1:])
