@@ -84,12 +84,11 @@ def quantize(
     nearest_params = _quantize_weights({} if quick else changeable_layers, observed, activation_params, use_gptq=False)
     sensitivities = sensitivity.measure(model, nearest_params, instrumented, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
     onnx_files.remove(instrumented)
-    sensitive_inputs = [tensor for tensor, share in sensitivities.items() if share > SPLIT_ABOVE]
     insensitive_inputs = {tensor for tensor, share in sensitivities.items() if share < SMOOTH_ABOVE}
     multipliers = {name: each.multiplier for name, each in activation_params.items() if each.is_smoothed and name not in shared_inputs}
     for tensor in graph_edits.fold_smoothing(model.graph, multipliers):
         observed[tensor], activation_params[tensor] = observed[tensor].scaled(multipliers[tensor]), activation_params[tensor].folded()
-    units, inputs = _split_outliers(model.graph, sensitive_inputs, observed)
+    units, inputs = _split_outliers(model.graph, [tensor for tensor, share in sensitivities.items() if share > SPLIT_ABOVE], observed)
     rescaled = {*units, *inputs, *(tensor for tensor in insensitive_inputs if activation_params[tensor].is_smoothed)}
     layers = rewrite.linears_by_input(model.graph)  # a split has replaced matrices
     rescaled_layers = {tensor: layers[tensor] for tensor in activation_params if tensor in rescaled}
@@ -102,14 +101,13 @@ def quantize(
     probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt
     expected = inference.compute_outputs(source, probe)
     float_count, table_count, error = _emit_within(max_error, model, target, layer_params, order, probe, expected)
-    int8_inputs = order[float_count:]
     counts = {
-        "MatMulIntegerToFloat": len(int8_inputs),
+        "MatMulIntegerToFloat": len(order) - float_count,
         "PerRowEmbedding": table_count,
         "FloatUnits": len(units),
         "FloatInputs": len(inputs),
         "KeptFloat": float_count,
-        "RoundedToNearest": sum(not layer_params[tensor].by_gptq for tensor in int8_inputs),
+        "RoundedToNearest": sum(not layer_params[tensor].by_gptq for tensor in order[float_count:]),
     }
     return {name: count for name, count in counts.items() if count}, error
 

@@ -138,10 +138,7 @@ def inference_routes() -> list[InferenceRoute]:
     return [
         *map(_of_task, TASKS.values()),
         _of_any_task(
-            "/models/{name}",
-            read_for_model,
-            "Run a model by its name, for its own task or for another one that the body identifies",
-            tag=INFERENCE,
+            "/models/{name}", read_for_model, "Run a model by its name, for its own task or one that the body fits", tag=INFERENCE
         ),
         _of_any_task("/", read_at_base, "Run the only loaded model"),
         InferenceRoute(
