@@ -27,12 +27,12 @@ def main(command: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="onnxruntime-avx2-") as folder:
         copy = shutil.copytree(Path(spec.origin).parent, Path(folder) / "onnxruntime")
-        found = 0
+        checks = 0
         for library in copy.glob("capi/onnxruntime_pybind11_state*.so"):
             code, count = ASK.subn(ANSWER, library.read_bytes())
             library.write_bytes(code)
-            found += count
-        if not found:
+            checks += count
+        if not checks:
             print("avx2: this onnxruntime does not ask for AVX-512 in a way that is known here", file=sys.stderr)
             return 2
         return subprocess.run(command, env=os.environ | {"PYTHONPATH": folder}, check=False).returncode

@@ -17,14 +17,14 @@ import httpx
 from bertserve.bench.generator import Load
 from bertserve.bench.target import Body, build_target, parse_url
 from conftest import metric, wait_until
-from replica import PROXIES, HAProxy, Proxy, Served, is_ready, replicas
+from replica import PROXIES, HAProxy, Proxy, ServeProcess, is_ready, replicas
 
 LIMIT_S = 60
 
 
 class Balanced(NamedTuple):
     proxy: Proxy
-    replicas: list[Served]
+    replicas: list[ServeProcess]
 
     def states(self) -> list[str]:
         """Returns the state of each replica in HAProxy: `UP`, `DOWN`, or a transition between them."""
@@ -42,14 +42,14 @@ class Balanced(NamedTuple):
 def balanced(models: Path, folder: Path, *flags: str, count: int = 2, proxy: str = "haproxy") -> Iterator[Balanced]:
     """Runs replicas with one thread each behind HAProxy or nginx until the block ends."""
     with (
-        replicas(models, count, folder, ["--threads", "1", *flags]) as made,
-        PROXIES[proxy]([each.port for each in made], folder) as started,
+        replicas(models, count, folder, ["--threads", "1", *flags]) as processes,
+        PROXIES[proxy]([each.port for each in processes], folder) as front,
     ):
-        yield Balanced(started, made)
+        yield Balanced(front, processes)
 
 
 @dataclass
-class Seen:
+class LoadResult:
     """The results of the clients of a load: requests by status or by kind of failure, and their durations in seconds."""
 
     outcomes: Counter[int | str] = field(default_factory=Counter)
@@ -65,25 +65,25 @@ class Seen:
 
 
 @contextmanager
-def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] | None = None) -> Iterator[Seen]:
+def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] | None = None) -> Iterator[LoadResult]:
     """Runs clients that send requests without a pause; their results are complete when the block ends."""
-    stop, seen = threading.Event(), Seen()
+    stop, result = threading.Event(), LoadResult()
     body = Body(b'{"inputs":"%s"}' % text.encode(), texts=1)
     target = build_target(parse_url(f"{url}/classify"), [body], headers or {})
-    result = Load(target, clients, seconds=LIMIT_S, warmup_s=0, timeout_s=LIMIT_S)
+    generator = Load(target, clients, seconds=LIMIT_S, warmup_s=0, timeout_s=LIMIT_S)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(result.run, stop)
+        running = pool.submit(generator.run, stop)
         try:
             time.sleep(0.5)
-            yield seen
+            yield result
             time.sleep(0.5)
             assert not running.done(), "the load ended before the test"
         finally:
             stop.set()
             running.result(LIMIT_S)
-    seen.outcomes.update(record.outcome for record in result.records)
-    seen.waits += [record.ended - record.sent for record in result.records]
+    result.outcomes.update(record.outcome for record in generator.records)
+    result.waits += [record.ended - record.sent for record in generator.records]
 
 
-def entries(replica: Served) -> float:
+def entries(replica: ServeProcess) -> float:
     return metric(httpx.get(f"{replica.url}/metrics", trust_env=False, timeout=LIMIT_S).text, "queue_items")

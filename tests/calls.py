@@ -45,7 +45,7 @@ def count_calls(models: Path) -> list[tuple[str, bool]]:
         state = build(settings)
         threading.setprofile(note)  # for threads that start from now on
         state.scheduler.start()
-        async with listening(Application(state)) as served, client(served) as (reader, writer):
+        async with listening(Application(state)) as server, client(server) as (reader, writer):
             for i in range(WARM_UP + 1):
                 counting = i == WARM_UP
                 sys.setprofile(note)

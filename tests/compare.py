@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from bertserve.bench import BenchError, generator
 from bertserve.bench.raw_loop import WARM_UP_SHARE, RawFeed, RawLoop
 from bertserve.bench.target import OK, Body, build_bodies, build_target, parse_url
-from replica import Served, free_ports
+from replica import ServeProcess, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
 GRAPH = "sentiment"  # the bundle that answers /classify
@@ -107,7 +107,7 @@ def _measure_all(tree: Path, log: Path, loads: Sequence[LoadSpec], seconds: floa
         BenchError: The service does not start or does not answer.
     """
     [port] = free_ports(1)
-    replica = Served(tree / "models", port, log, tree=tree)
+    replica = ServeProcess(tree / "models", port, log, tree=tree)
     replica.spawn()
     try:
         replica.wait_until_it_listens()
@@ -116,7 +116,7 @@ def _measure_all(tree: Path, log: Path, loads: Sequence[LoadSpec], seconds: floa
         replica.kill()
 
 
-def _measure(replica: Served, load: LoadSpec, seconds: float, bundle: Path | None) -> Result:
+def _measure(replica: ServeProcess, load: LoadSpec, seconds: float, bundle: Path | None) -> Result:
     bodies = build_bodies(load.workload, path="/classify")
     target = build_target(parse_url(f"{replica.url}/classify"), bodies, {})
     before = _cpu_s(replica.process.pid), _batch_rows(replica)
@@ -138,7 +138,7 @@ def _cpu_s(pid: int) -> float:
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
-def _batch_rows(replica: Served) -> tuple[float, float]:
+def _batch_rows(replica: ServeProcess) -> tuple[float, float]:
     """Returns the rows of all runs so far, and the number of runs."""
     with urllib.request.urlopen(f"{replica.url}/metrics") as answer:
         lines = answer.read().decode().splitlines()

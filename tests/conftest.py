@@ -78,8 +78,8 @@ def models_folder(tmp_path: Path) -> Path:
 @pytest.fixture(name="tokenizer", scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Returns the tokenizer of the tiny bundle, with a limit of 30 tokens for a text and 29 for a pair."""
-    loaded = load_bundle(tiny.bundle(tmp_path_factory.mktemp("tokenizer")))
-    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+    bundle = load_bundle(tiny.bundle(tmp_path_factory.mktemp("tokenizer")))
+    return Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
 
 
 @pytest.fixture
@@ -124,4 +124,4 @@ def variables(path: Path) -> dict[str, str]:
 def metric(page: str, name: str, **labels: str) -> float:
     """Returns the sum of the samples of a service metric that have these labels."""
     samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
-    return sum(float(value) for given, value in samples if all(f'{label}="{text}"' in given for label, text in labels.items()))
+    return sum(float(value) for pairs, value in samples if all(f'{label}="{text}"' in pairs for label, text in labels.items()))

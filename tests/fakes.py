@@ -86,7 +86,7 @@ class Head:
 
 def wrap_sessions(patch: pytest.MonkeyPatch, wrap: Callable[[Any], Any], **options: Any) -> None:
     """Replaces each session that is opened from now on by `wrap(session)`; `options` are those of `open_session`."""
-    patch.setattr(onnx_engine, "open_session", lambda *arguments, **given: wrap(open_session(*arguments, **given | options)))
+    patch.setattr(onnx_engine, "open_session", lambda *arguments, **keywords: wrap(open_session(*arguments, **keywords | options)))
 
 
 def record_runs(patch: pytest.MonkeyPatch, record: Callable[[dict[str, NDArray[Any]]], Any], **options: Any) -> None:

@@ -37,7 +37,7 @@ _READY = 200
 MANY_REQUESTS = 10**6
 
 
-class Served:
+class ServeProcess:
     """A `bert-serve serve` on a port of loopback, 0 for a free one. Its process can be restarted; all append their stderr to `log`.
 
     `program` is its Python code. `tree` is another checkout, whose code it runs.
@@ -128,40 +128,40 @@ def without_shutdown(log: str) -> list[str]:
 
 
 @contextmanager
-def running(models: Path, log: Path, *flags: str, program: str = BERT_SERVE) -> Iterator[Served]:
+def running(models: Path, log: Path, *flags: str, program: str = BERT_SERVE) -> Iterator[ServeProcess]:
     """Runs the real command on a free port until the block ends."""
-    served = Served(models, 0, log, flags, program=program)
+    process = ServeProcess(models, 0, log, flags, program=program)
     try:
-        served.start()
-        yield served
+        process.start()
+        yield process
     finally:
-        served.stop()
+        process.stop()
 
 
 @contextmanager
-def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) -> Iterator[list[Served]]:
+def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) -> Iterator[list[ServeProcess]]:
     """Runs replicas of the same models on free ports until the block ends. They start in parallel, and write logs to a folder."""
-    made = [Served(models, port, folder / f"replica-{port}.log", flags) for port in free_ports(count)]
+    processes = [ServeProcess(models, port, folder / f"replica-{port}.log", flags) for port in free_ports(count)]
     with ExitStack() as stack:
-        for each in made:
-            each.spawn()
-            stack.callback(each.kill)
-        for each in made:
-            each.wait_until_it_listens()
-        yield made
+        for process in processes:
+            process.spawn()
+            stack.callback(process.kill)
+        for process in processes:
+            process.wait_until_it_listens()
+        yield processes
 
 
 def free_ports(count: int) -> list[int]:
     """Returns distinct free ports on loopback, below those that the system assigns, so that no other process gets them before a server."""
     with ExitStack() as stack:
-        found: list[int] = []
+        ports: list[int] = []
         for port in random.sample(PORTS, len(PORTS)):
-            if len(found) == count:
+            if len(ports) == count:
                 break
             with contextlib.suppress(OSError):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                found.append(port)
-        return found
+                ports.append(port)
+        return ports
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,8 @@ def haproxy(replica_ports: Sequence[int], folder: Path, rate: int = MANY_REQUEST
     port, stats_port = free_ports(2)
     file = folder / f"haproxy-{port}.cfg"
     file.write_text(haproxy_configuration(stats_port, replica_ports, rate), encoding="utf-8")
-    with _started(["haproxy", "-db", "-f", str(file)], port, folder, {"BIND": f"127.0.0.1:{port}"}) as started:
-        yield HAProxy(started.url, started.process, started.log, f"http://127.0.0.1:{stats_port}")
+    with _proxy(["haproxy", "-db", "-f", str(file)], port, folder, {"BIND": f"127.0.0.1:{port}"}) as proxy:
+        yield HAProxy(proxy.url, proxy.process, proxy.log, f"http://127.0.0.1:{stats_port}")
 
 
 @contextmanager
@@ -221,28 +221,28 @@ def nginx(replica_ports: Sequence[int], folder: Path, rate: int = MANY_REQUESTS)
     files.mkdir()
     file = files / "nginx.conf"
     file.write_text(nginx_configuration(port, replica_ports, files, rate), encoding="utf-8")
-    with _started(["nginx", "-p", str(files), "-c", str(file), "-g", "daemon off;"], port, folder) as started:
-        yield started
+    with _proxy(["nginx", "-p", str(files), "-c", str(file), "-g", "daemon off;"], port, folder) as proxy:
+        yield proxy
 
 
 PROXIES = {"haproxy": haproxy, "nginx": nginx}
 
 
 @contextmanager
-def _started(command: list[str], port: int, folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Proxy]:
+def _proxy(command: list[str], port: int, folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Proxy]:
     """Runs a proxy until the block ends. It is started when a replica is ready through it."""
     [program, *_] = command
     log = folder / f"{program}-{port}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env={**os.environ, **(environment or {})})
     try:
-        started = Proxy(f"http://127.0.0.1:{port}", process, log)
+        proxy = Proxy(f"http://127.0.0.1:{port}", process, log)
         end = time.monotonic() + _START_S
-        while not is_ready(started.url):
+        while not is_ready(proxy.url):
             if process.poll() is not None or time.monotonic() > end:
                 raise BenchError(f"{program} did not start: {log.read_text()}")
             time.sleep(0.02)
-        yield started
+        yield proxy
     finally:
         process.terminate()  # both end at once, without waiting for connections
         process.wait()

@@ -17,8 +17,8 @@ BUDGETS: dict[str, int | None] = {
 
 def tracked(folder: str, suffix: str) -> list[Path]:
     """Returns the tracked files of a folder with a suffix."""
-    listed = subprocess.run(["git", "ls-files", f"{folder}/*{suffix}"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [ROOT / name for name in listed.stdout.split()]
+    listing = subprocess.run(["git", "ls-files", f"{folder}/*{suffix}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listing.stdout.split()]
 
 
 def main() -> None:

@@ -40,11 +40,11 @@ def prose(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """Returns the anchors of a page's headings, as GitHub generates them."""
-    found: set[str] = set()
+    names: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        found.add(next(name for i in count() if (name := f"{slug}-{i}" if i else slug) not in found))
-    return found
+        names.add(next(name for i in count() if (name := f"{slug}-{i}" if i else slug) not in names))
+    return names
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
@@ -57,9 +57,9 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 
 @each_page
 def test_links_resolve(page: Path) -> None:
-    broken = [(str(target), anchor) for target, anchor in links(page) if not target.exists() or (anchor and anchor not in anchors(target))]
+    invalid = [(str(target), anchor) for target, anchor in links(page) if not target.exists() or (anchor and anchor not in anchors(target))]
 
-    assert [] == broken
+    assert [] == invalid
 
 
 def test_every_page_is_linked() -> None:

@@ -22,9 +22,9 @@ RECORDS = sorted(Record.__subclasses__(), key=lambda record: record.__name__)
 def section(page: str, heading: str) -> str:
     """Returns the text below a heading of a page, up to the next heading."""
     text = (REFERENCE / page).read_text(encoding="utf-8")
-    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"{page} has no section `{heading}`"
-    return found[1]
+    match = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"{page} has no section `{heading}`"
+    return match[1]
 
 
 def items(record: type[Record]) -> dict[str, str]:
@@ -57,11 +57,11 @@ def test_every_endpoint_is_described() -> None:
 
 def test_the_error_in_the_tutorial_is_that_of_its_request() -> None:
     page = (REFERENCE.parent / "tutorial/first-bundle.md").read_text(encoding="utf-8")
-    [(body, shown)] = re.findall(r"/classify -d '(.+)'\n```\n\n```\n(\{\"error\": .+)", page)
+    [(body, response)] = re.findall(r"/classify -d '(.+)'\n```\n\n```\n(\{\"error\": .+)", page)
 
-    with pytest.raises(errors.CallerError) as refused:
+    with pytest.raises(errors.CallerError) as caught:
         read_as(TASKS["text-classification"].body, body.encode(), Limits(max_inputs=1, max_chars=100))
-    assert {"error": refused.value.message, "error_type": refused.value.kind[1]}.items() <= json.loads(shown).items()
+    assert {"error": caught.value.message, "error_type": caught.value.kind[1]}.items() <= json.loads(response).items()
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/predict", "/embed_all"])

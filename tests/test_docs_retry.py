@@ -46,10 +46,10 @@ def run(*statuses: int) -> tuple[int, str, list[float], list[tuple[Any, int]]]:
     [program] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     with listening(answer) as server:
         program = program.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
-        done = subprocess.run([sys.executable, "-c", BEFORE + program], capture_output=True, text=True, timeout=60, check=False)
-    [pauses] = re.findall(r"^pauses (.*)$", done.stderr, re.MULTILINE)
+        result = subprocess.run([sys.executable, "-c", BEFORE + program], capture_output=True, text=True, timeout=60, check=False)
+    [pauses] = re.findall(r"^pauses (.*)$", result.stderr, re.MULTILINE)
     timeouts = [int(head.partition(b"x-request-timeout-ms: ")[2].partition(b"\r\n")[0]) for head in server.heads]
-    return done.returncode, done.stdout, json.loads(pauses), list(zip(map(json.loads, server.bodies), timeouts, strict=True))
+    return result.returncode, result.stdout, json.loads(pauses), list(zip(map(json.loads, server.bodies), timeouts, strict=True))
 
 
 def test_requests_to_a_busy_service_are_retried() -> None:

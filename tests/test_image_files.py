@@ -15,21 +15,21 @@ def document(name: str) -> str:
 
 def test_containers_the_unit_and_make_serve_set_the_same_memory_settings() -> None:
     """They are also the settings in docs/how-to/operations.md, and this machine's C library supports them."""
-    made = re.findall(r"glibc\.malloc\.\S+", document("Makefile"))
+    tunables = re.findall(r"glibc\.malloc\.\S+", document("Makefile"))
     for name in ("Dockerfile", "deploy/systemd/bertserve@.service"):
-        assert made == re.findall(r"glibc\.malloc\.\S+", document(name))
-    assert f"GLIBC_TUNABLES={made[0]}" in document("docs/how-to/operations.md")
+        assert tunables == re.findall(r"glibc\.malloc\.\S+", document(name))
+    assert f"GLIBC_TUNABLES={tunables[0]}" in document("docs/how-to/operations.md")
     if not (loader := Path("/lib64/ld-linux-x86-64.so.2")).exists():
         pytest.skip("not a machine with glibc for x86-64")
-    known = subprocess.run([loader, "--list-tunables"], capture_output=True, text=True, check=True).stdout
-    assert {setting.partition("=")[0] for setting in made[0].split(":")} <= {line.partition(":")[0] for line in known.splitlines()}
+    supported = subprocess.run([loader, "--list-tunables"], capture_output=True, text=True, check=True).stdout
+    assert {setting.partition("=")[0] for setting in tunables[0].split(":")} <= {line.partition(":")[0] for line in supported.splitlines()}
 
 
 def test_the_build_context_has_all_files_that_the_dockerfile_copies() -> None:
     """`.dockerignore` excludes all files except the paths that it lists with `!`."""
-    kept = {line.removeprefix("!") for line in document(".dockerignore").splitlines() if line.startswith("!")}
+    exceptions = {line.removeprefix("!") for line in document(".dockerignore").splitlines() if line.startswith("!")}
     lines = [line for line in document("Dockerfile").splitlines() if line.startswith("COPY ") and "--from=" not in line]
-    copied = [source.partition("/")[0] for line in lines for source in line.split()[1:-1]]
+    sources = [source.partition("/")[0] for line in lines for source in line.split()[1:-1]]
 
-    assert {"bertserve", "service", "export", "bench", "models", "pyproject.toml"} <= set(copied)
-    assert set(copied) <= kept
+    assert {"bertserve", "service", "export", "bench", "models", "pyproject.toml"} <= set(sources)
+    assert set(sources) <= exceptions

@@ -20,16 +20,16 @@ def normal(name: str) -> str:
 
 def pins(path: Path) -> dict[str, tuple[str, int]]:
     """Returns the version and the number of hashes of each pin in a file."""
-    found: dict[str, tuple[str, int]] = {}
+    versions: dict[str, tuple[str, int]] = {}
     for line in path.read_text().replace("\\\n", "").splitlines():
         if not line.startswith("#"):
             pin = PIN.match(line)
             assert pin is not None, line
-            found[normal(pin[1])] = pin[2], len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", line))
-    return found
+            versions[normal(pin[1])] = pin[2], len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", line))
+    return versions
 
 
-def asked(requirements: list[str]) -> set[str]:
+def names(requirements: list[str]) -> set[str]:
     return {normal(re.match(r"[A-Za-z0-9._-]+", requirement)[0]) for requirement in requirements}
 
 
@@ -37,24 +37,24 @@ def asked(requirements: list[str]) -> set[str]:
 def test_every_pin_of_the_image_has_the_tested_version_and_hashes(lock: str) -> None:
     """If this fails after a change of constraints.txt, run `make lock`."""
     tested = {name: version for name, (version, _) in pins(ROOT / "constraints.txt").items()}
-    locked = pins(ROOT / "locks" / f"{lock}.txt")
-    assert [] == [name for name, (_, hashes) in locked.items() if hashes == 0]
-    assert {name for name in locked if name not in tested and not name.startswith("nvidia-")} <= UNTESTED
-    assert {name: version for name, (version, _) in locked.items() if name in tested} == {
-        name: tested[name] for name in locked if name in tested
+    lock_pins = pins(ROOT / "locks" / f"{lock}.txt")
+    assert [] == [name for name, (_, hashes) in lock_pins.items() if hashes == 0]
+    assert {name for name in lock_pins if name not in tested and not name.startswith("nvidia-")} <= UNTESTED
+    assert {name: version for name, (version, _) in lock_pins.items() if name in tested} == {
+        name: tested[name] for name in lock_pins if name in tested
     }
 
 
 @pytest.mark.parametrize("extras", ["cpu", "gpu", "cpu,export", "cpu,otel", "gpu,otel"])
 def test_the_image_installs_every_dependency_of_the_service(extras: str) -> None:
     optional = PROJECT["project"]["optional-dependencies"]
-    wanted = PROJECT["project"]["dependencies"] + [requirement for extra in extras.split(",") for requirement in optional[extra]]
-    assert asked(wanted) - set(pins(ROOT / "locks" / f"{extras}.txt")) == set()
+    requirements = PROJECT["project"]["dependencies"] + [requirement for extra in extras.split(",") for requirement in optional[extra]]
+    assert names(requirements) - set(pins(ROOT / "locks" / f"{extras}.txt")) == set()
 
 
 def test_the_build_lock_has_every_build_requirement() -> None:
     assert PROJECT["build-system"]["requires"] == PROJECT["dependency-groups"]["build"]
-    assert asked(PROJECT["build-system"]["requires"]) <= set(pins(ROOT / "locks/build.txt"))
+    assert names(PROJECT["build-system"]["requires"]) <= set(pins(ROOT / "locks/build.txt"))
 
 
 def test_the_image_installs_nothing_without_a_hash() -> None:

@@ -17,7 +17,7 @@ def kinds(kind: type[BertServeError]) -> set[str]:
 
 def test_each_template_is_a_literal_and_gets_its_values() -> None:
     """A placeholder without a value would be answered with 500. Values of callers are tested in tests/serving/test_logs.py."""
-    names, wrong = kinds(BertServeError) - kinds(StartError), []
+    names, places = kinds(BertServeError) - kinds(StartError), []
     for path in sorted(SERVICE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in names:
@@ -27,5 +27,5 @@ def test_each_template_is_a_literal_and_gets_its_values() -> None:
                 not values or values == {name for _, name, _, _ in Formatter().parse(template.value) if name}
             )
             if not literal and not (isinstance(template, ast.Name) and template.id.isupper()):
-                wrong.append(f"{path.relative_to(SERVICE)}:{node.lineno}")
-    assert [] == wrong
+                places.append(f"{path.relative_to(SERVICE)}:{node.lineno}")
+    assert [] == places

@@ -9,15 +9,15 @@ from bertserve.bench.report import BenchReport, html_page, parse_objectives
 
 def report() -> BenchReport:
     """Returns the report of 13 loads at rates of 100, 200, and so on; at 600, the generator was late."""
-    made = BenchReport("sweep", {}, parse_objectives(["p99_ms=50"]))
+    result = BenchReport("sweep", {}, parse_objectives(["p99_ms=50"]))
     for i in range(13):
         latency = latency_metrics([2.0**i * (1 + k / 100) for k in range(1000)])
         rate, late = 100 * (i + 1), i == 5
-        made.loads.append(
+        result.loads.append(
             LoadMetrics(f"open, {rate}/s", True, 1.0, rate, {"200": rate}, 0.0, rate, rate, latency, {}, None, late, ["late"] * late)
         )
-    made.results |= {"max_rate": 200, "lowest_rate_not_held": 300}
-    return made
+    result.results |= {"max_rate": 200, "lowest_rate_not_held": 300}
+    return result
 
 
 if __name__ == "__main__":

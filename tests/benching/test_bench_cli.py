@@ -14,13 +14,13 @@ from bertserve.bench import cli, commands, measurement
 from listening import BUSY, OK, listening, ok, response, unused_port
 
 
-def run(*given: object) -> int:
-    return cli.main([str(flag) for flag in given])
+def run(*flags: object) -> int:
+    return cli.main([str(flag) for flag in flags])
 
 
-def load(port: int, *given: object, command: str = "closed") -> int:
+def load(port: int, *flags: object, command: str = "closed") -> int:
     """Returns the exit code of a short load on loopback. It has no warm-up, so that a slow machine also measures requests."""
-    return run(command, "--target", f"http://127.0.0.1:{port}/classify=short", "--seconds", 0.05, "--warmup-s", 0, *given)
+    return run(command, "--target", f"http://127.0.0.1:{port}/classify=short", "--seconds", 0.05, "--warmup-s", 0, *flags)
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +38,11 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
     out, err = capsys.readouterr()
     report, html = ((tmp_path / name).read_text(encoding="utf-8") for name in ("a.json", "a.html"))
     document = json.loads(report)
-    [made] = document["loads"]
+    [metrics] = document["loads"]
     ids = re.findall(r' id="([^"]+)"', html)
 
     assert ("closed", ["passed: error_rate <= 0, measured 0"]) == (document["command"], document["verdicts"])
-    assert {"200": made["requests"]} == made["outcomes"]
+    assert {"200": metrics["requests"]} == metrics["outcomes"]
     assert ("", True) == (err, "closed, 16 connections" in out)
     assert 2 == html.count("<svg")
     assert sorted(set(ids)) == sorted(ids)
@@ -88,7 +88,7 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("wrong", "hint"),
+    ("command", "hint"),
     [
         ("closed --target localhost=short", "localhost"),
         ("closed --slo p99=1", "p99"),
@@ -107,9 +107,9 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
         ("", "COMMAND"),
     ],
 )
-def test_invalid_usage_exits_with_2(wrong: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_usage_exits_with_2(command: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        code = run(*wrong.split())
+        code = run(*command.split())
     except SystemExit as stopped:
         code = stopped.code
     error = capsys.readouterr().err
@@ -126,34 +126,34 @@ def test_plots_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
     with listening(ok) as server:
         assert 0 == load(server.port, "--seconds", 0.3, "--rate", 100, "--json", tmp_path / "a.json", command="open")
-    [made] = json.loads((tmp_path / "a.json").read_text())["loads"]
+    [metrics] = json.loads((tmp_path / "a.json").read_text())["loads"]
 
-    assert (30, True) == (made["requests"], made["open_loop"])
+    assert (30, True) == (metrics["requests"], metrics["open_loop"])
 
 
 @pytest.mark.parametrize(
-    ("p99_ms", "code", "loads", "found", "above"),
+    ("p99_ms", "code", "loads", "highest", "above"),
     [(10000, 0, ["open, 40/s", "open, 40/s, confirmation"], 40, None), (0.0001, 1, ["open, 40/s", "open, 20/s"], None, 20)],
 )
 def test_a_sweep_finds_the_highest_rate_or_exits_with_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p99_ms: float, code: int, loads: list[str], found: float | None, above: float | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p99_ms: float, code: int, loads: list[str], highest: float | None, above: float | None
 ) -> None:
     """The check for a late generator is disabled, so that a busy machine cannot fail the test."""
     monkeypatch.setattr(measurement, "MAX_LATENESS_MS", 1e9)
-    given = ("--seconds", 0.15, "--slo", f"p99_ms={p99_ms}", "--steps", 2, "--max-rate", 40, "--json", tmp_path / "a.json")
+    flags = ("--seconds", 0.15, "--slo", f"p99_ms={p99_ms}", "--steps", 2, "--max-rate", 40, "--json", tmp_path / "a.json")
     with listening(ok) as server:
-        assert code == load(server.port, *given, command="sweep")
+        assert code == load(server.port, *flags, command="sweep")
     document = json.loads((tmp_path / "a.json").read_text())
 
-    assert loads == [made["name"] for made in document["loads"]]
-    assert (found, above) == (document["results"]["max_rate"], document["results"]["lowest_rate_not_held"])
+    assert loads == [metrics["name"] for metrics in document["loads"]]
+    assert (highest, above) == (document["results"]["max_rate"], document["results"]["lowest_rate_not_held"])
 
 
 def test_a_closed_stdout_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the pipe to `head`. Closing the file writes the rest of its buffer."""
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as stdout, listening(ok) as server:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout, listening(ok) as server:
         monkeypatch.setattr("sys.stdout", stdout)
         assert 1 == load(server.port)
 

@@ -69,11 +69,11 @@ def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
 
 
 def test_an_open_loop_opens_connections_as_needed() -> None:
-    seen = []
+    requests = []
 
     async def when_all_are_there(i: int) -> bytes:
-        seen.append(i)
-        while len(seen) < 20:
+        requests.append(i)
+        while len(requests) < 20:
             await asyncio.sleep(0.001)
         return OK
 

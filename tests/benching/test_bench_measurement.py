@@ -9,7 +9,7 @@ from bertserve.bench.report import parse_objectives
 from bertserve.bench.target import Body, build_target, parse_url
 
 
-def measured(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> LoadMetrics:
+def summary(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> LoadMetrics:
     target = build_target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
     load = Load(target, 1, seconds=end - start, warmup_s=0, timeout_s=1)
     load.records, load.measured = records, (start, end)
@@ -29,32 +29,32 @@ def test_latency_counts_from_the_scheduled_time() -> None:
         RequestRecord(0.5, 0.5, 0.6, "timeout", 0, b""),
         RequestRecord(0.6, 0.6, 0.7, 503, 0, b""),
     ]
-    found = measured(records, 0.0, 10.0, texts=4)
+    metrics = summary(records, 0.0, 10.0, texts=4)
 
-    assert 4000.0 == found.latency["max_ms"]
-    assert {"200": 1, "503": 1, "timeout": 1} == found.outcomes
-    assert 2 / 3 == pytest.approx(found.error_rate)
-    assert (0.1, 0.4) == (found.rps, found.texts_per_s)
+    assert 4000.0 == metrics.latency["max_ms"]
+    assert {"200": 1, "503": 1, "timeout": 1} == metrics.outcomes
+    assert 2 / 3 == pytest.approx(metrics.error_rate)
+    assert (0.1, 0.4) == (metrics.rps, metrics.texts_per_s)
 
 
 def test_rates_do_not_depend_on_the_measured_interval() -> None:
     """Three concurrent requests of 4 s each are 0.75 requests per second in every interval."""
     records = [RequestRecord(at, at, at + 4.0, 200, 0, b"") for at in (0.0, 4.0, 8.0, 12.0, 16.0) for _ in range(3)]
     for start, end in ((0.0, 20.0), (2.0, 9.0), (3.9, 8.1), (9.0, 10.0)):
-        found = measured(records, start, end, texts=2)
-        assert pytest.approx((0.75, 1.5)) == (found.rps, found.texts_per_s)
+        metrics = summary(records, start, end, texts=2)
+        assert pytest.approx((0.75, 1.5)) == (metrics.rps, metrics.texts_per_s)
 
 
 def test_overhead_is_the_time_outside_inference() -> None:
     records = [RequestRecord(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
-    found = measured(records, 0.0, 5.0)
+    metrics = summary(records, 0.0, 5.0)
 
-    assert {"tokenize": 1.0, "inference": 7.5} == found.server_p50_ms
-    assert 2.5 == pytest.approx(found.overhead_ms)
+    assert {"tokenize": 1.0, "inference": 7.5} == metrics.server_p50_ms
+    assert 2.5 == pytest.approx(metrics.overhead_ms)
 
 
 @pytest.mark.parametrize(
-    ("given", "value", "passed"),
+    ("objective", "value", "passed"),
     [
         ("p99_ms=50", 50.0, True),
         ("p99_ms=50", 50.1, False),
@@ -64,8 +64,8 @@ def test_overhead_is_the_time_outside_inference() -> None:
         ("p99_ms=50", None, False),
     ],
 )
-def test_objectives_are_upper_or_lower_limits(given: str, value: float | None, passed: bool) -> None:
-    assert passed == parse_objectives([given])[0].is_met(value)
+def test_objectives_are_upper_or_lower_limits(objective: str, value: float | None, passed: bool) -> None:
+    assert passed == parse_objectives([objective])[0].is_met(value)
 
 
 def test_parsed_objectives_include_a_default_error_rate() -> None:
@@ -83,7 +83,7 @@ def test_an_invalid_objective_is_refused(text: str) -> None:
 def test_the_warm_up_is_left_out() -> None:
     records = [RequestRecord(at, at, at + 0.01, 200, 0, b"") for at in (0.0, 0.5, 1.0, 1.5)]
 
-    found = measured(records, 1.0, 2.0)
+    metrics = summary(records, 1.0, 2.0)
 
-    assert 2 == found.requests
-    assert 2.0 == found.rps
+    assert 2 == metrics.requests
+    assert 2.0 == metrics.rps

@@ -37,8 +37,8 @@ def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None
     path = tiny.bundle(tmp_path, "qa", task="question-answering", max_length=32)
     file = tmp_path / "other.onnx"
     other = tiny.graph("question-answering")
-    for i, given in enumerate(list(other.graph.input)):
-        if given.name == "token_type_ids":
+    for i, value in enumerate(list(other.graph.input)):
+        if value.name == "token_type_ids":
             del other.graph.input[i]
             other.graph.node.insert(0, onnx.helper.make_node("Sub", ["input_ids", "input_ids"], ["token_type_ids"]))
     onnx.save(other, str(file))
@@ -52,19 +52,19 @@ def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None
 
 
 def test_a_graph_with_an_unknown_input_is_refused(models: Path, tmp_path: Path) -> None:
-    made = tiny.graph()
-    made.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
-    onnx.save(made, str(tmp_path / "odd.onnx"))
+    graph = tiny.graph()
+    graph.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
+    onnx.save(graph, str(tmp_path / "odd.onnx"))
 
     with pytest.raises(BenchError, match="pixels"):
         RawLoop(models / "tiny", tmp_path / "odd.onnx")
 
 
-SERVED = {"name": "tiny", "provider": "cpu", "precision": "fp32"}
+INFO = {"name": "tiny", "provider": "cpu", "precision": "fp32"}
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "message"),
+    ("changes", "error", "message"),
     [
         ({"version": "0" * 12}, BenchError, "--bundle"),
         ({"provider": "cuda"}, BenchError, "--provider cpu"),
@@ -74,11 +74,11 @@ SERVED = {"name": "tiny", "provider": "cpu", "precision": "fp32"}
     ],
 )
 def test_a_bundle_that_is_not_what_the_service_runs_is_refused(
-    models: Path, changed: dict[str, str], error: type[Exception], message: str
+    models: Path, changes: dict[str, str], error: type[Exception], message: str
 ) -> None:
     """Another bundle, another version of it, a graph that it does not have, or another provider: the ratio would compare two things."""
-    served = SERVED | {"version": RawLoop(models / "tiny").bundle.version}
+    info = INFO | {"version": RawLoop(models / "tiny").bundle.version}
 
-    assert "fp32" == RawLoop(models / "tiny", served=served).description["precision"]
+    assert "fp32" == RawLoop(models / "tiny", served=info).description["precision"]
     with pytest.raises(error, match=message):
-        RawLoop(models / "tiny", served=served | changed)
+        RawLoop(models / "tiny", served=info | changes)

@@ -35,8 +35,8 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     tiny.bundle(models, "choices", max_length=64, task="multiple-choice")
     tiny.bundle(models, "vectors", max_length=64, task="feature-extraction")
     (folder / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
-    with running(models, folder / "log", "--allow-implicit-default") as served:
-        yield Service(served.url, models, folder / "texts.jsonl")
+    with running(models, folder / "log", "--allow-implicit-default") as process:
+        yield Service(process.url, models, folder / "texts.jsonl")
 
 
 @pytest.fixture(autouse=True)
@@ -44,25 +44,25 @@ def no_warm_up_of_the_raw_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raw_loop, "WARM_UP_SHARE", 0.0)
 
 
-def measure(folder: Path, *given: object) -> dict[str, Any]:
-    assert 0 == cli.main([str(flag) for flag in (*given, "--json", folder / "a.json")]), given
-    made: dict[str, Any] = json.loads((folder / "a.json").read_text())
-    return made
+def measure(folder: Path, *flags: object) -> dict[str, Any]:
+    assert 0 == cli.main([str(flag) for flag in (*flags, "--json", folder / "a.json")]), flags
+    document: dict[str, Any] = json.loads((folder / "a.json").read_text())
+    return document
 
 
 def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_path: Path) -> None:
     document = measure(tmp_path, "closed", *SHORT, "--target", f"{service.url}/classify={service.texts}", "--connections", 2)
-    [made] = document["loads"]
+    [metrics] = document["loads"]
 
     assert "classifier" == document["model"]["name"]
     assert document["service"]["limits"]["threads"] >= 1
-    assert {"tokenize", "queue", "inference", "decode"} == set(made["server_p50_ms"])
-    assert made["overhead_ms"] is not None
+    assert {"tokenize", "queue", "inference", "decode"} == set(metrics["server_p50_ms"])
+    assert metrics["overhead_ms"] is not None
 
 
 def test_compare_measures_service_and_raw_loop_in_each_round(service: Service, tmp_path: Path) -> None:
-    given = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2, "--texts", 32, "--rounds", 2)
-    document = measure(tmp_path, "compare", *SHORT, *given, "--bundle", service.models / "classifier")
+    flags = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2, "--texts", 32, "--rounds", 2)
+    document = measure(tmp_path, "compare", *SHORT, *flags, "--bundle", service.models / "classifier")
     results = document["results"]
 
     assert document["raw_loop"]["digest"] == document["model"]["version"]
@@ -73,7 +73,7 @@ def test_compare_measures_service_and_raw_loop_in_each_round(service: Service, t
 
 # path, bundle, texts per request, and texts that the model reads per request
 @pytest.mark.parametrize(
-    ("path", "name", "texts", "each"),
+    ("path", "name", "texts", "units"),
     [
         ("embed", "vectors", 3, 3),
         ("similarity", "vectors", 3, 4),
@@ -83,12 +83,12 @@ def test_compare_measures_service_and_raw_loop_in_each_round(service: Service, t
         ("attention", "names", 2, 2),
     ],
 )
-def test_each_kind_of_endpoint_can_be_loaded(service: Service, tmp_path: Path, path: str, name: str, texts: int, each: int) -> None:
+def test_each_kind_of_endpoint_can_be_loaded(service: Service, tmp_path: Path, path: str, name: str, texts: int, units: int) -> None:
     """The report counts the texts that the service ran."""
-    given = ("--target", f"{service.url}/{path}=short", "--connections", 1, "--texts", texts)
-    document = measure(tmp_path, "compare", *SHORT, *given, "--rounds", 1, "--bundle", service.models / name)
-    [made] = document["loads"]
+    flags = ("--target", f"{service.url}/{path}=short", "--connections", 1, "--texts", texts)
+    document = measure(tmp_path, "compare", *SHORT, *flags, "--rounds", 1, "--bundle", service.models / name)
+    [metrics] = document["loads"]
 
     assert "short" == document["model"]["workload"]
-    assert made["texts_per_s"] == pytest.approx(each * made["rps"])
+    assert metrics["texts_per_s"] == pytest.approx(units * metrics["rps"])
     assert document["results"]["ratio"] > 0

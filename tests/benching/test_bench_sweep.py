@@ -13,7 +13,7 @@ from bertserve.bench.report import BenchReport, parse_objectives, summary_lines
 CAPACITY = 1000  # requests per second
 
 
-def made_load(name: str, rate: float, p99_ms: float, *, late: bool = False) -> LoadMetrics:
+def load_metrics(name: str, rate: float, p99_ms: float, *, late: bool = False) -> LoadMetrics:
     """Returns a load whose latencies are all `p99_ms`."""
     latency = latency_metrics([p99_ms] * 200)
     return LoadMetrics(name, name.startswith("open"), 1.0, int(rate), {"200": int(rate)}, 0.0, rate, rate, latency, {}, None, late, [])
@@ -37,11 +37,11 @@ class FakeLoads:
     def run_closed_loop(self) -> LoadMetrics:
         if self.interrupted:
             self.stop.set()
-        return made_load("closed", self.closed, 1.0)
+        return load_metrics("closed", self.closed, 1.0)
 
     def run_open_loop(self, rate: float, *, confirmation: bool = False) -> LoadMetrics:
         name = f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}"
-        self.report.loads.append(made_load(name, rate, self.p99(rate, confirmation), late=self.late(name)))
+        self.report.loads.append(load_metrics(name, rate, self.p99(rate, confirmation), late=self.late(name)))
         return self.report.loads[-1]
 
     @property
@@ -55,7 +55,7 @@ class FakeLoads:
 
 
 @pytest.mark.parametrize(
-    ("closed", "steps", "rates", "found", "above"),
+    ("closed", "steps", "rates", "highest", "above"),
     [
         pytest.param(200, 6, [220, 440, 880, 1760, 1320, 1100], 880, 1100, id="a first rate that holds is doubled until one does not"),
         pytest.param(50, 4, [55, 110, 220, 440], 440, None, id="a search upward ends with its steps, and has a lower bound"),
@@ -63,24 +63,24 @@ class FakeLoads:
     ],
 )
 def test_the_search_goes_up_or_down_from_the_closed_loop(
-    closed: float, steps: int, rates: list[float], found: float, above: float | None
+    closed: float, steps: int, rates: list[float], highest: float, above: float | None
 ) -> None:
     loads = FakeLoads(closed=closed)
     report = loads.sweep(steps=steps)
 
     assert [f"{rate}/s" for rate in rates] == [name for name in loads.names if "confirmation" not in name]
     assert [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY] == [name for name in loads.names if "confirmation" in name]
-    assert (pytest.approx(found), above and pytest.approx(above)) == (report.results["max_rate"], report.results["lowest_rate_not_held"])
+    assert (pytest.approx(highest), above and pytest.approx(above)) == (report.results["max_rate"], report.results["lowest_rate_not_held"])
     assert (above is None, 10.0) == ("higher rates may hold" in report.conclusion, report.metrics["p99_ms"])
 
 
-@pytest.mark.parametrize(("max_rate", "rates", "found", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
-def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], found: float, bound: bool) -> None:
+@pytest.mark.parametrize(("max_rate", "rates", "highest", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
+def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], highest: float, bound: bool) -> None:
     loads = FakeLoads()
     report = loads.sweep(steps=3, max_rate=max_rate)
 
     assert [f"{rate}/s" for rate in rates] == [name for name in loads.names if "confirmation" not in name]
-    assert (found, bound) == (report.results["max_rate"], "higher rates may hold" in report.conclusion)
+    assert (highest, bound) == (report.results["max_rate"], "higher rates may hold" in report.conclusion)
 
 
 def test_a_rate_that_only_one_load_held_is_not_the_result() -> None:

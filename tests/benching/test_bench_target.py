@@ -22,9 +22,9 @@ def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] 
         return OK if i else response(json.dumps(model).encode(), b"200 OK" if model else b"404 Not Found")
 
     with listening(info_then_ok) as server:
-        target, described = probe_target(f"http://127.0.0.1:{server.port}/fill-mask=mask", {}, texts=1, seed=0)
+        target, info = probe_target(f"http://127.0.0.1:{server.port}/fill-mask=mask", {}, texts=1, seed=0)
 
-    assert described is None  # a report needs also the model's name
+    assert info is None  # a report needs also the model's name
     assert [1, 1] == [json.loads(body)["inputs"].count(mask) for body in (server.bodies[1], target.bodies[0].content)]
 
 
@@ -58,7 +58,7 @@ def test_an_invalid_url_is_refused(url: str) -> None:
 
 def test_a_request_is_complete_http() -> None:
     address = parse_url("http://[::1]:8000/classify?a=b")
-    made = build_target(address, [Body(b"{}", 1)], {"x-a": "1"})
+    target = build_target(address, [Body(b"{}", 1)], {"x-a": "1"})
     expected = b"POST /classify?a=b HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\nx-a: 1\r\nContent-Length: 2\r\n\r\n{}"
 
-    assert [expected] == made.requests
+    assert [expected] == target.requests

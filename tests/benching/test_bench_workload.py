@@ -12,18 +12,18 @@ from bertserve.bench import BenchError, target, workloads
 
 @pytest.mark.parametrize("name", workloads.NAMES)
 def test_workloads_are_the_same_for_a_seed(name: str) -> None:
-    made = workloads.workload_inputs(name, seed=1)
+    inputs = workloads.workload_inputs(name, seed=1)
 
-    assert made == workloads.workload_inputs(name, seed=1)
-    assert made != workloads.workload_inputs(name, seed=2)
-    assert len(made) == len({str(item) for item in made}) >= 24
+    assert inputs == workloads.workload_inputs(name, seed=1)
+    assert inputs != workloads.workload_inputs(name, seed=2)
+    assert len(inputs) == len({str(item) for item in inputs}) >= 24
 
 
 @pytest.mark.parametrize("path", ["/proxy/rerank/", "/proxy/similarity?x=1", "/zero-shot"])
 def test_every_text_of_a_workload_is_sent_equally_often(path: str) -> None:
-    made = [json.loads(body.content) for body in target.build_bodies("short", path=path, texts=5)]
-    given = [body.get("texts") or body["inputs"] for body in made]
-    flat = [text for item in given for text in (item if isinstance(item, list) else item["sentences"])]
+    bodies = [json.loads(body.content) for body in target.build_bodies("short", path=path, texts=5)]
+    inputs = [body.get("texts") or body["inputs"] for body in bodies]
+    flat = [text for item in inputs for text in (item if isinstance(item, list) else item["sentences"])]
 
     assert 1 == len(set(Counter(flat).values()))
     assert 64 == len(set(flat))

@@ -47,6 +47,6 @@ def test_the_time_limit_ends_the_measurements(tmp_path: Path) -> None:
 def test_a_bundle_without_a_graph_for_this_machine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = tiny.edit(tiny.bundle(tmp_path), lambda manifest: manifest["graphs"][0].update(provider="cuda"))
 
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as caught:
         gpu_first_run.main(["--bundle", str(bundle), "--output", str(tmp_path / "report.md")])
-    assert (2, True) == (refused.value.code, "no graph for cpu" in capsys.readouterr().err)
+    assert (2, True) == (caught.value.code, "no graph for cpu" in capsys.readouterr().err)

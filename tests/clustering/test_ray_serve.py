@@ -147,13 +147,13 @@ class Cluster:
         config["http_options"] |= {"port": self.http}
         (application,) = config["applications"]
         application |= {"route_prefix": route_prefix, "args": {"models": str(self.models)} | (args or {})}
-        (deployed,) = application["deployments"]
+        (target,) = application["deployments"]
         if scaling is None:
-            del deployed["autoscaling_config"]
-            deployed["num_replicas"] = 2
+            del target["autoscaling_config"]
+            target["num_replicas"] = 2
         else:
-            deployed["autoscaling_config"] |= scaling
-        deployed |= {"graceful_shutdown_wait_loop_s": 0.2} | deployment  # instead of 2 s, which each stopping replica waits at least
+            target["autoscaling_config"] |= scaling
+        target |= {"graceful_shutdown_wait_loop_s": 0.2} | deployment  # instead of 2 s, which each stopping replica waits at least
         for _ in range(3):  # Ray can fail while its HAProxy restarts
             answer = self._ask("PUT", json=config)
             if answer.status_code < 500:
@@ -184,7 +184,7 @@ class Cluster:
         return httpx.request(method, url, timeout=PATIENCE_S, trust_env=False, **options)
 
 
-SHOWN = ("content-type", "x-model", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
+HEADERS = ("content-type", "x-model", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 LONG = "good film " * 200
 REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
     "a text": ("POST", "/classify", b'{"inputs": "good film"}', {}),
@@ -219,35 +219,35 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.close()
 
 
-def shown(answer: httpx.Response) -> Any:
+def response_facts(answer: httpx.Response) -> Any:
     """Returns the status, the relevant headers and the body of a response, without the request id."""
     body = answer.json()
     if isinstance(body, dict):
         body.pop("request_id", None)
-    return answer.status_code, {name: answer.headers.get(name) for name in SHOWN}, body
+    return answer.status_code, {name: answer.headers.get(name) for name in HEADERS}, body
 
 
 @full
 def test_replicas_answer_like_one_process(cluster: Cluster, tmp_path: Path) -> None:
-    with running(cluster.models, tmp_path / "log", "--max-body-bytes", "1000000") as served, httpx.Client(trust_env=False) as client:
+    with running(cluster.models, tmp_path / "log", "--max-body-bytes", "1000000") as process, httpx.Client(trust_env=False) as client:
         for name, (method, path, body, headers) in REQUESTS.items():
-            one, many = (client.request(method, f"{url}{path}", content=body, headers=headers) for url in (served.url, cluster.url))
-            assert shown(one) == shown(many), name
+            one, many = (client.request(method, f"{url}{path}", content=body, headers=headers) for url in (process.url, cluster.url))
+            assert response_facts(one) == response_facts(many), name
             assert 1 == len(many.headers.get_list("x-request-id")), name
             if many.status_code >= 400:
                 assert many.headers["x-request-id"] == many.json()["request_id"], name
-        named = client.post(f"{cluster.url}/classify", content=b'{"inputs": "good"}', headers={"x-request-id": "mine-1"})
-        assert ["mine-1"] == named.headers.get_list("x-request-id")
+        answer = client.post(f"{cluster.url}/classify", content=b'{"inputs": "good"}', headers={"x-request-id": "mine-1"})
+        assert ["mine-1"] == answer.headers.get_list("x-request-id")
     assert 2 == len(cluster.worker_pids())
 
 
 @full
 def test_a_rolling_update_fails_no_request(cluster: Cluster) -> None:
     before = cluster.worker_pids()
-    with load(cluster.url, CLIENTS) as seen:
+    with load(cluster.url, CLIENTS) as result:
         cluster.deploy(args={"max_inputs": 100})
         wait_until(lambda: not set(before) & set(cluster.worker_pids()), PATIENCE_S)
-    assert {} == seen.failed
+    assert {} == result.failed
 
 
 @full
@@ -267,10 +267,10 @@ def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2, "metrics_interval_s": 0.5}
     cluster.deploy(args=_slow(cluster), scaling={"min_replicas": 1, "max_replicas": 2, **quick})
     wait_until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, PATIENCE_S)
-    with load(cluster.url, CLIENTS) as seen:
+    with load(cluster.url, CLIENTS) as result:
         wait_until(lambda: cluster.replicas() == 2, PATIENCE_S)
     wait_until(lambda: cluster.replicas() == 1, PATIENCE_S)
-    assert {} == seen.failed
+    assert {} == result.failed
 
 
 @full
@@ -283,9 +283,9 @@ def test_a_full_queue_answers_429_and_a_disconnect_empties_it(cluster: Cluster) 
         leaving.sendall(b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         wait_until(lambda: _queued(cluster) > 0, PATIENCE_S)
         answers = list(pool.map(lambda _: httpx.post(f"{cluster.url}/classify", content=body, timeout=60, trust_env=False), range(8)))
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert refused
-    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    refusals = [answer for answer in answers if answer.status_code == 429]
+    assert refusals
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refusals)
     wait_until(lambda: _queued(cluster) == 0, PATIENCE_S)
 
 

@@ -27,8 +27,8 @@ def documents(path: Path) -> list[Document]:
 
 
 def document(name: str) -> Document:
-    [found] = documents(KUBERNETES / name)
-    return found
+    [content] = documents(KUBERNETES / name)
+    return content
 
 
 def files() -> list[Path]:
@@ -38,11 +38,11 @@ def files() -> list[Path]:
 def pods() -> Iterator[tuple[Path, Document]]:
     """Yields the file and the definition of each pod, which is partial in a patch."""
     for path in files():
-        for found in documents(path):
-            if found.get("kind") == "Deployment":
-                yield path, found["spec"]["template"]["spec"]
-            elif found.get("kind") == "InferenceService":
-                yield path, found["spec"]["predictor"]
+        for content in documents(path):
+            if content.get("kind") == "Deployment":
+                yield path, content["spec"]["template"]["spec"]
+            elif content.get("kind") == "InferenceService":
+                yield path, content["spec"]["predictor"]
 
 
 def containers() -> list[Container]:
@@ -56,9 +56,9 @@ def seconds(duration: str) -> int:
 
 def unit() -> dict[str, list[str]]:
     """Returns the settings of the systemd unit; a repeated setting has several values."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for line in UNIT.read_text(encoding="utf-8").splitlines():
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
-            found.setdefault(name, []).append(value)
-    return found
+            settings.setdefault(name, []).append(value)
+    return settings

@@ -27,7 +27,7 @@ import raw_http
 import tiny
 from attacks import ATTACKS, LARGE_ANSWER
 from conftest import metric, wait_until
-from replica import PROXIES, Proxy, Served, installed, is_ready, replicas
+from replica import PROXIES, Proxy, ServeProcess, installed, is_ready, replicas
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(installed, PROXIES)), reason="haproxy or nginx is not installed")]
 
@@ -77,7 +77,7 @@ class Outcome:
 
 
 class Measured:
-    def __init__(self, one: Served, proxies: dict[str, Proxy]) -> None:
+    def __init__(self, one: ServeProcess, proxies: dict[str, Proxy]) -> None:
         self._replica, self.proxies = one, proxies
         self._warm_up()
 
@@ -193,23 +193,23 @@ def test_no_bytes_of_a_request_become_another_request(service: Measured, proxy: 
     """Whatever a message hides: the replica gets no request that the proxy did not read, and an ordinary caller gets its own answers."""
     assert len(HIDDEN) == len(raw_http.SMUGGLED)
     url, outcome, over = service.proxies[proxy].url, Outcome(), threading.Event()
-    sent = [sent.replace(raw_http.SMUGGLED, HIDDEN) for sent, _ in raw_http.CORPUS.values()]
+    requests = [request.replace(raw_http.SMUGGLED, HIDDEN) for request, _ in raw_http.CORPUS.values()]
     with ThreadPoolExecutor(9) as pool:
         calling = pool.submit(_call, url, over, outcome)
-        received = list(pool.map(functools.partial(_exchanged, urlsplit(url).port), sent))
+        responses = list(pool.map(functools.partial(_response_to, urlsplit(url).port), requests))
         over.set()
         calling.result()
 
-    assert [] == [answers for answers in received if b"bertserve_" in answers]
+    assert [] == [response for response in responses if b"bertserve_" in response]
     assert "hiden" not in service.log()
     assert {200} == set(outcome.callers)
 
 
-def _exchanged(port: int, sent: bytes) -> bytes:
+def _response_to(port: int, request: bytes) -> bytes:
     """Returns everything that is received for some bytes until the connection ends, or until nothing comes for a moment."""
-    received = b""
+    response = b""
     with socket.create_connection(("127.0.0.1", port), timeout=0.2) as connection, suppress(OSError):
-        connection.sendall(sent)
+        connection.sendall(request)
         while data := connection.recv(65536):
-            received += data
-    return received
+            response += data
+    return response

@@ -25,10 +25,10 @@ def stop_s(arguments: list[str]) -> float:
     return settings.pre_stop_delay_s + settings.shutdown_timeout_s + MARGIN_S
 
 
-def mounted() -> dict[str, str]:
+def mounts_of_deploy() -> dict[str, str]:
     """Returns the paths that are mounted from `deploy/`, each with its path in the container."""
-    found = [volume.split(":") for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("..")]
-    return {source.removeprefix("../"): place for source, place, *_ in found}
+    mounts = [volume.split(":") for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("..")]
+    return {source.removeprefix("../"): place for source, place, *_ in mounts}
 
 
 def test_ports_are_published_only_on_loopback() -> None:
@@ -57,21 +57,21 @@ def test_compose_containers_have_no_privileges() -> None:
 
 
 def test_other_services_get_their_configuration() -> None:
-    assert set(CONFIGURED) == set(mounted())
+    assert set(CONFIGURED) == set(mounts_of_deploy())
     lines = [volume for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("..")]
     assert {True} == {line.endswith(":ro") for line in lines}
 
 
 def test_prometheus_and_grafana_find_each_other() -> None:
     assert [] == [name for name in CONFIGURED if not (DEPLOY / name).exists()]
-    [scraping] = manifests.documents(DEPLOY / "prometheus/prometheus.yml")
-    [found] = [each for job in scraping["scrape_configs"] for each in job["dns_sd_configs"]]
-    assert SERVICES["haproxy"]["environment"]["REPLICAS"] == f"{found['names'][0]}:{found['port']}"
-    assert found["names"][0] in SERVICES
+    [prometheus] = manifests.documents(DEPLOY / "prometheus/prometheus.yml")
+    [discovery] = [item for job in prometheus["scrape_configs"] for item in job["dns_sd_configs"]]
+    assert SERVICES["haproxy"]["environment"]["REPLICAS"] == f"{discovery['names'][0]}:{discovery['port']}"
+    assert discovery["names"][0] in SERVICES
     [source] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/datasources/bertserve.yml")))["datasources"]
     assert "http://prometheus:9090" == source["url"]
     [provider] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/dashboards/bertserve.yml")))["providers"]
-    assert f"{provider['options']['path']}/bertserve.json" == mounted()["grafana/bertserve.json"]
+    assert f"{provider['options']['path']}/bertserve.json" == mounts_of_deploy()["grafana/bertserve.json"]
 
 
 def test_the_unit_runs_bert_serve_with_known_settings() -> None:

@@ -29,7 +29,7 @@ each_container = pytest.mark.parametrize(
 )
 
 
-def probed() -> list[Container]:
+def services() -> list[Container]:
     """Returns the complete definitions of containers that run the service, without patches."""
     return [container for container in manifests.containers() if "readinessProbe" in container.spec]
 
@@ -82,18 +82,18 @@ def test_the_kserve_predictor_requires_an_api_key() -> None:
 
 def test_probes_use_existing_paths() -> None:
     paths = {path for path, methods in facts.openapi()["paths"].items() if "get" in methods}
-    assert 2 == len(probed())
-    for container in probed():
+    assert 2 == len(services())
+    for container in services():
         [port] = container.spec["ports"]
-        asked = [container.spec[name]["httpGet"] for name in PROBES]
-        assert {True} == {probe["path"] in paths for probe in asked}
-        assert {True} == {probe["port"] in (port["name"], port["containerPort"]) for probe in asked}
+        probes = [container.spec[name]["httpGet"] for name in PROBES]
+        assert {True} == {probe["path"] in paths for probe in probes}
+        assert {True} == {probe["port"] in (port["name"], port["containerPort"]) for probe in probes}
 
 
 def test_all_manifests_use_the_port_of_the_image() -> None:
     [port] = re.findall(rf"{ENV_PREFIX}PORT=(\d+)", DOCKERFILE)
     assert [port] == re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, re.MULTILINE)
-    assert {int(port)} == {each["containerPort"] for container in probed() for each in container.spec["ports"]}
+    assert {int(port)} == {each["containerPort"] for container in services() for each in container.spec["ports"]}
     [http] = SERVICE["ports"]
     assert [http["name"]] == [each["targetPort"] for each in document("base/service.yaml")["spec"]["ports"]]
     [rule] = document("base/networkpolicy.yaml")["spec"]["ingress"]
@@ -104,9 +104,9 @@ def test_all_manifests_use_the_port_of_the_image() -> None:
 
 def test_environment_variables_are_known_settings() -> None:
     """An unknown BERT_SERVE_* variable would stop the start of the service."""
-    named = [item["name"] for container in manifests.containers() for item in container.spec.get("env", [])]
-    assert 6 == len(named)
-    assert set(named) <= {ENV_PREFIX + name.upper() for name in Settings.model_fields}
+    names = [item["name"] for container in manifests.containers() for item in container.spec.get("env", [])]
+    assert 6 == len(names)
+    assert set(names) <= {ENV_PREFIX + name.upper() for name in Settings.model_fields}
 
 
 def test_the_paths_of_the_config_file_and_the_keys_are_mounted(settings: Settings) -> None:
@@ -121,13 +121,13 @@ def test_the_paths_of_the_config_file_and_the_keys_are_mounted(settings: Setting
 def test_the_grace_period_covers_the_shutdown_of_the_service(settings: Settings) -> None:
     assert workers.MARGIN_S < MARGIN_S
     assert serve.LAST_RESPONSES_S < workers.MARGIN_S
-    for container in probed():
+    for container in services():
         assert stop_s(container, settings) + MARGIN_S == container.pod["terminationGracePeriodSeconds"]
 
 
 def test_a_stopping_pod_is_not_restarted_and_gets_no_requests(settings: Settings) -> None:
     """The readiness probe fails within the pre-stop delay. The liveness probe waits longer than a shutdown."""
-    for container in probed():
+    for container in services():
         ready, live = container.spec["readinessProbe"], container.spec["livenessProbe"]
         assert ready["periodSeconds"] * ready["failureThreshold"] <= settings.pre_stop_delay_s
         assert live["periodSeconds"] * live["failureThreshold"] > container.pod["terminationGracePeriodSeconds"]
@@ -149,15 +149,15 @@ def test_selectors_find_the_pods() -> None:
 
 def test_the_autoscaler_uses_an_existing_metric() -> None:
     [rule] = document("prometheus-adapter.yaml")["rules"]["custom"]
-    asked = next(metric["pods"]["metric"]["name"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
-    shown = Metrics().render().decode()
+    name = next(metric["pods"]["metric"]["name"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
+    page = Metrics().render().decode()
     guide = (ROOT / "docs/how-to/kubernetes.md").read_text(encoding="utf-8")
     text = (KUBERNETES / "components/autoscaling/horizontalpodautoscaler.yaml").read_text(encoding="utf-8") + guide + rule["seriesQuery"]
 
-    assert asked == rule["name"]["as"]
-    named = set(re.findall(r"\bbertserve_\w+", text)) - {asked}
-    assert {"bertserve_queue_tokens", "bertserve_tokens_total", "bertserve_inference_seconds_sum"} <= named
-    assert [] == [name for name in named if not re.search(rf"^# TYPE {re.sub('_sum$', '', name)} ", shown, re.MULTILINE)]
+    assert name == rule["name"]["as"]
+    names = set(re.findall(r"\bbertserve_\w+", text)) - {name}
+    assert {"bertserve_queue_tokens", "bertserve_tokens_total", "bertserve_inference_seconds_sum"} <= names
+    assert [] == [name for name in names if not re.search(rf"^# TYPE {re.sub('_sum$', '', name)} ", page, re.MULTILINE)]
 
 
 def test_keda_queries_the_metric_that_the_podmonitor_collects() -> None:

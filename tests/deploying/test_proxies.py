@@ -51,8 +51,8 @@ def default(name: str) -> float:
 @pytest.mark.parametrize("variables", [{}, {"BIND": ":8000", "REPLICAS": "bertserve:8000"}], ids=["as it is", "compose"])
 def test_haproxy_accepts_the_configuration(variables: dict[str, str]) -> None:
     command = ["haproxy", "-c", "-f", HAPROXY_FILE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
-    assert (0, "") == (done.returncode, done.stderr.replace("Configuration file is valid\n", ""))
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    assert (0, "") == (result.returncode, result.stderr.replace("Configuration file is valid\n", ""))
 
 
 def test_the_proxies_listen_only_on_loopback() -> None:
@@ -140,14 +140,14 @@ def client_of_the_proxy(service: Balanced) -> Iterator[httpx.Client]:
         yield client
 
 
-def connected(service: Balanced) -> socket.socket:
+def connect(service: Balanced) -> socket.socket:
     url = httpx.URL(service.proxy.url)
     return socket.create_connection((url.host, url.port or 0), timeout=20)
 
 
 def answer_to(service: Balanced, request: bytes) -> tuple[int, Any]:
     """Returns the status and the document of the answer to a raw request; None for a document that is not JSON."""
-    with connected(service) as connection:
+    with connect(service) as connection:
         connection.sendall(request)
         answer = HTTPResponse(connection)
         answer.begin()
@@ -155,7 +155,7 @@ def answer_to(service: Balanced, request: bytes) -> tuple[int, Any]:
     return answer.status, json.loads(body) if body.startswith(b"{") else None
 
 
-def logged(service: Balanced, request_id: str) -> list[str]:
+def log_lines(service: Balanced, request_id: str) -> list[str]:
     """Waits for log lines with a request id, and returns them from all replicas."""
 
     def lines() -> list[str]:
@@ -168,23 +168,23 @@ def logged(service: Balanced, request_id: str) -> list[str]:
 @through_proxies
 def test_the_log_has_the_address_of_the_caller_and_one_id(service: Balanced, client: httpx.Client) -> None:
     """A valid id of the caller is kept; otherwise, proxy and replica share a new one. An address in a caller's header is ignored."""
-    named = client.post("/classify", json=BODY, headers={"x-request-id": "mine-1", "x-forwarded-for": "203.0.113.7"})
-    made = client.post("/classify", json=BODY, headers={"x-request-id": 'not "one"'})
+    answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-1", "x-forwarded-for": "203.0.113.7"})
+    other = client.post("/classify", json=BODY, headers={"x-request-id": 'not "one"'})
 
-    assert ["mine-1"] == named.headers.get_list("x-request-id")
-    [line] = logged(service, "mine-1")
+    assert ["mine-1"] == answer.headers.get_list("x-request-id")
+    [line] = log_lines(service, "mine-1")
     assert " 127.0.0.1 POST /classify 200 " in line
-    [given] = made.headers.get_list("x-request-id")
-    assert re.fullmatch(r"[0-9a-f-]{32,36}", given)
-    assert 1 == len(logged(service, given))
+    [request_id] = other.headers.get_list("x-request-id")
+    assert re.fullmatch(r"[0-9a-f-]{32,36}", request_id)
+    assert 1 == len(log_lines(service, request_id))
 
 
 @through_proxies
 def test_responses_pass_unchanged(client: httpx.Client) -> None:
-    wrong = client.post("/classify", json={"inputs": 3}, headers={"x": "a" * 30_000})
+    error = client.post("/classify", json={"inputs": 3}, headers={"x": "a" * 30_000})
     large = client.post("/classify", json={"inputs": ["good " * 200] * 32})
 
-    assert (422, "invalid_value") == (wrong.status_code, wrong.json()["error_type"])
+    assert (422, "invalid_value") == (error.status_code, error.json()["error_type"])
     assert (200, 32, "tiny") == (large.status_code, len(large.json()), large.headers["x-model"])
 
 
@@ -205,13 +205,13 @@ def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
     """The limits are those of the service, so that it would refuse these requests too."""
     large = client.post("/classify", content=b" " * (2**21 + 1), headers={"x-request-id": "mine-3"})
     chunked = client.post("/classify", content=iter([b" " * 2**20] * 3))
-    odd = client.get("/classify", headers={"x": "a" * 40_000})
-    traced = client.request("TRACE", "/classify")
+    large_head = client.get("/classify", headers={"x": "a" * 40_000})
+    trace = client.request("TRACE", "/classify")
 
     assert (413, "too_large", "mine-3") == (large.status_code, large.json()["error_type"], large.headers["x-request-id"])
     assert (413, "too_large") == (chunked.status_code, chunked.json()["error_type"])
-    assert (431, "head_too_large") == (odd.status_code, odd.json()["error_type"])
-    assert (405, "method_not_allowed") == (traced.status_code, traced.json()["error_type"])
+    assert (431, "head_too_large") == (large_head.status_code, large_head.json()["error_type"])
+    assert (405, "method_not_allowed") == (trace.status_code, trace.json()["error_type"])
 
 
 @through_proxies
@@ -234,11 +234,11 @@ def test_a_request_without_a_valid_head_is_refused(service: Balanced, content_ty
 @through_proxies
 def test_an_encoded_body_is_refused(service: Balanced) -> None:
     """HAProxy's parser answers with a page of its own."""
-    status, said = answer_to(service, b"POST /classify HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
+    status, error = answer_to(service, b"POST /classify HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
     if isinstance(service.proxy, HAProxy):
         assert 422 == status
     else:
-        assert (415, "content_encoding") == (status, said["error_type"])
+        assert (415, "content_encoding") == (status, error["error_type"])
 
 
 @through_proxies
@@ -247,13 +247,13 @@ def test_an_address_has_a_limit_of_streams(service: Balanced, client: httpx.Clie
     line = {"content": json.dumps(BODY), "headers": {"content-type": "application/x-ndjson"}}
     with ExitStack() as stack:
         for _ in range(2 * int(value(HAPROXY, "sc1_conn_cur gt"))):  # a request of `refused` can come before some of them
-            stack.enter_context(connected(service)).sendall(head)
+            stack.enter_context(connect(service)).sendall(head)
 
-        def refused() -> bool:
+        def is_refused() -> bool:
             answer = client.post("/classify", **line)
             return (answer.status_code, answer.headers.get("retry-after")) == (429, "1")
 
-        wait_until(refused)
+        wait_until(is_refused)
         assert 200 == client.post("/classify", json=BODY).status_code
         with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3"), base_url=service.proxy.url, timeout=60) as other:
             assert 200 == other.post("/classify", **line).status_code
@@ -264,10 +264,10 @@ def test_an_address_has_a_limit_of_streams(service: Balanced, client: httpx.Clie
 def test_an_address_has_a_limit_of_requests(service: Balanced, tmp_path: Path) -> None:
     """A limit of 20 requests per second in place of 1,000. Requests of another address are answered."""
     start = PROXIES["haproxy" if isinstance(service.proxy, HAProxy) else "nginx"]
-    with start([each.port for each in service.replicas], tmp_path, 20) as limited:
-        with httpx.Client(base_url=limited.url, trust_env=False) as client:
+    with start([each.port for each in service.replicas], tmp_path, 20) as proxy:
+        with httpx.Client(base_url=proxy.url, trust_env=False) as client:
             answers = [client.post("/classify", json=BODY) for _ in range(100)]
-        with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3"), base_url=limited.url) as other:
+        with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3"), base_url=proxy.url) as other:
             assert 200 == other.post("/classify", json=BODY).status_code
 
     assert {200, 429} == {answer.status_code for answer in answers}
@@ -281,11 +281,11 @@ def test_a_stream_answers_each_line_before_the_next_line_is_sent(service: Balanc
     head = "POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
     line = json.dumps(BODY) + "\n"
     chunk = f"{len(line):x}\r\n{line}\r\n"
-    with connected(service) as connection, connection.makefile("rb") as answers:
+    with connect(service) as connection, connection.makefile("rb") as answers:
         connection.sendall((head + chunk).encode())
-        assert any(b'"label"' in read for read in answers)  # the request body has not ended yet
+        assert any(b'"label"' in answer for answer in answers)  # the request body has not ended yet
         connection.sendall(f"{chunk}0\r\n\r\n".encode())
-        assert any(b'"label"' in read for read in answers)
+        assert any(b'"label"' in answer for answer in answers)
 
 
 @through_proxies
@@ -303,10 +303,10 @@ def test_only_haproxy_forwards_a_stream_longer_than_a_body(service: Balanced, cl
 def test_a_disconnect_drops_the_queued_work(service: Balanced) -> None:
     body = json.dumps({"inputs": ["good"] * 100}).encode()
     request = b"POST /models/slow HTTP/1.1\r\nhost: test\r\nx-request-id: gone-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-    with connected(service) as connection:
+    with connect(service) as connection:
         connection.sendall(request)
         wait_until(lambda: max(map(entries, service.replicas)) > 50)
-    assert any(" 499 " in line for line in logged(service, "gone-1"))
+    assert any(" 499 " in line for line in log_lines(service, "gone-1"))
     wait_until(lambda: max(map(entries, service.replicas)) == 0)
 
 

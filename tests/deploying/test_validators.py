@@ -35,10 +35,10 @@ def of_the_system(name: str) -> str:
     return program
 
 
-def said(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def output_of(*command: str | Path) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert 0 == result.returncode, result.stdout + result.stderr
+    return result.stdout + result.stderr
 
 
 @pytest.fixture(name="rendered", params=["as it is", "with all components"])
@@ -52,14 +52,14 @@ def rendered_manifests(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         text = re.sub(r"^  # - components/autoscaling.*\n", "", text, flags=re.MULTILINE)
         top.write_text(re.sub(r"^  # - components/", "  - components/", text, flags=re.MULTILINE))
     file = tmp_path / "rendered.yaml"
-    file.write_text(said(of_the_system("kubectl"), "kustomize", str(folder)))
+    file.write_text(output_of(of_the_system("kubectl"), "kustomize", str(folder)))
     return file
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_match_the_schemas_of_kubernetes(rendered: Path, version: str) -> None:
     """No manifest has an unknown field or a wrong type. Only the resources of operators have no schema."""
-    text = said(installed("kubernetes-validate"), "--strict", "-k", version, rendered)
+    text = output_of(installed("kubernetes-validate"), "--strict", "-k", version, rendered)
     keda = "kind: ScaledObject" in rendered.read_text()
 
     assert (8 if keda else 6) == text.count(" passed for resource ")
@@ -75,11 +75,11 @@ def test_rendered_images_have_a_registry_and_a_tag(rendered: Path) -> None:
 
 
 def test_the_compose_file_matches_its_schema() -> None:
-    said(installed("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", COMPOSE)
+    output_of(installed("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", COMPOSE)
 
 
 def test_hadolint_finds_nothing() -> None:
-    assert "" == said(installed("hadolint"), "--failure-threshold", "style", ROOT / "Dockerfile")
+    assert "" == output_of(installed("hadolint"), "--failure-threshold", "style", ROOT / "Dockerfile")
 
 
 @pytest.fixture(name="unit")
@@ -91,12 +91,12 @@ def unit_with_a_program(tmp_path: Path) -> Path:
 
 
 def test_systemd_accepts_the_unit(unit: Path) -> None:
-    assert "" == said(of_the_system("systemd-analyze"), "verify", "--man=no", unit)
+    assert "" == output_of(of_the_system("systemd-analyze"), "verify", "--man=no", unit)
 
 
 def test_the_unit_has_a_low_exposure_level(unit: Path) -> None:
     """`systemd-analyze security` gives a level from 0 to 10."""
-    text = said(of_the_system("systemd-analyze"), "security", "--offline=true", "--no-pager", unit)
+    text = output_of(of_the_system("systemd-analyze"), "security", "--offline=true", "--no-pager", unit)
     [exposure] = re.findall(r"Overall exposure level for \S+: ([\d.]+)", text)
 
     assert float(exposure) <= EXPOSURE

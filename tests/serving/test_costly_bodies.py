@@ -21,7 +21,7 @@ from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT, TaskSpec
 from conftest import ROOT
-from replica import BERT_SERVE, Served, running
+from replica import BERT_SERVE, ServeProcess, running
 
 pytestmark = pytest.mark.serial
 
@@ -219,7 +219,7 @@ def cases() -> Iterator[Any]:
 class Bench:
     """A served process; `memory` is the peak of its memory during ordinary requests, in bytes."""
 
-    served: Served
+    served: ServeProcess
     memory: int = 0
     bodies: list[tuple[str, bytes]] = field(
         default_factory=lambda: [(f"/{TASKS[task].path}", json.dumps(body).encode()) for task, body in BASES.items()]

@@ -21,7 +21,7 @@ import hostile
 import tiny
 from bertserve.service.api.request import TIMEOUT_HEADER
 from bertserve.service.tasks.catalog import TASKS
-from replica import Served, running
+from replica import ServeProcess, running
 
 SHARE = 0.05  # share of all hostile cases
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance, response_schema_conformance]
@@ -30,14 +30,14 @@ POSTS = [f"/{spec.path}" for spec in TASKS.values()] + ["/models/{name}", "/", "
 
 
 @pytest.fixture(name="service", scope="module")
-def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     log = tmp_path_factory.mktemp("log") / "log"
     with running(tiny.every_kind(tmp_path_factory.mktemp("models"), max_length=64), log, "--default", "classify=classifier") as served:
         yield served
 
 
 @pytest.fixture(name="schema", scope="module")
-def its_description(service: Served) -> Any:
+def its_description(service: ServeProcess) -> Any:
     with requests.get(f"{service.url}/openapi.json", timeout=20) as answer:
         schema = schemathesis.openapi.from_dict(answer.json())
     schema.config.update(base_url=service.url)

@@ -24,7 +24,7 @@ from app_client import play, serving, state_of
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import ROOT
-from replica import Served, running
+from replica import ServeProcess, running
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 GRAFANA = ROOT / "deploy/grafana"
@@ -186,7 +186,7 @@ def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[htt
             process.wait(20)
 
 
-def _after_a_load(served: Served, log: Path) -> httpx.Client:
+def _after_a_load(served: ServeProcess, log: Path) -> httpx.Client:
     bench = [str(Path(sys.executable).with_name("bert-bench")), "closed", "--target", f"{served.url}/classify=short"]
     subprocess.run([*bench, "--connections", "8", "--seconds", "15"], check=True, capture_output=True)
     while (found := re.search(r"Listening on\S*.*address=(127\S+:\d+)", log.read_text())) is None:

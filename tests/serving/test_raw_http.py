@@ -14,14 +14,14 @@ import hostile
 import raw_http
 import tiny
 from raw_http import Answer, exchange
-from replica import Served, running
+from replica import ServeProcess, running
 
 SHARE = 0.2  # of all hostile cases
 REFUSALS = {400, 403, 404, 405, 408, 413, 415, 422, 431}
 
 
 @pytest.fixture(name="service", scope="module")
-def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """Yields a service with one model; asserts at the end that its log has no errors or tracebacks."""
     models = tiny.bundle(tmp_path_factory.mktemp("models"), "classifier").parent
     with running(models, tmp_path_factory.mktemp("log") / "log") as served:
@@ -31,12 +31,12 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(name="address", scope="module")
-def its_address(service: Served) -> tuple[str, int]:
+def its_address(service: ServeProcess) -> tuple[str, int]:
     return service.address
 
 
 @pytest.fixture(name="bystander", scope="module")
-def another_client(service: Served) -> Iterator[httpx.Client]:
+def another_client(service: ServeProcess) -> Iterator[httpx.Client]:
     """Yields a client that sends only valid requests over one connection."""
     with httpx.Client(base_url=service.url, trust_env=False) as client:
         yield client

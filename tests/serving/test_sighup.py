@@ -15,7 +15,7 @@ from bertserve.service.errors import SettingsError
 from bertserve.service.server.serve import check_start
 from bertserve.service.settings import Settings
 from conftest import wait_until
-from replica import BERT_SERVE, Served, running
+from replica import BERT_SERVE, ServeProcess, running
 
 AUTHORITY = trustme.CA()
 BODY = {"inputs": "good"}
@@ -29,7 +29,7 @@ def certified(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
-def statuses(served: Served, key: str, path: str = "/models/tiny") -> set[int]:
+def statuses(served: ServeProcess, key: str, path: str = "/models/tiny") -> set[int]:
     """Returns the statuses of requests on separate connections, so that all workers get some."""
     headers = {"authorization": f"Bearer {key}", "connection": "close"}
     return {httpx.post(served.url + path, json=BODY, headers=headers, trust_env=False).status_code for _ in range(6)}
@@ -96,7 +96,7 @@ def test_the_service_supports_tls(models: Path, tmp_path: Path, workers: str) ->
     assert "Traceback" not in served.log.read_text()
 
 
-def certificate_of(served: Served) -> str:
+def certificate_of(served: ServeProcess) -> str:
     """Returns the certificate that a new connection gets."""
     return ssl.get_server_certificate(served.address)
 

@@ -16,13 +16,13 @@ import httpx
 import pytest
 
 import tiny
-from replica import Served, running, without_shutdown
+from replica import ServeProcess, running, without_shutdown
 
 BERT_SERVE = str(Path(sys.executable).with_name("bert-serve"))
 TWO = ("--workers", "2", "--threads", "2")
 
 
-def classify(served: Served, inputs: Any, **headers: str) -> httpx.Response:
+def classify(served: ServeProcess, inputs: Any, **headers: str) -> httpx.Response:
     return httpx.post(f"{served.url}/classify", json={"inputs": inputs}, headers=headers, timeout=30, trust_env=False)
 
 

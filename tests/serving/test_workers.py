@@ -21,7 +21,7 @@ from app_client import play, rejected
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import metric, wait_until
-from replica import BERT_SERVE, Served, running
+from replica import BERT_SERVE, ServeProcess, running
 
 pytestmark = pytest.mark.serial
 
@@ -242,7 +242,7 @@ def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
     assert [] == served.lines()
 
 
-def waiting(served: Served) -> float:
+def waiting(served: ServeProcess) -> float:
     return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "queue_items")
 
 

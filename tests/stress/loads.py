@@ -19,7 +19,7 @@ import tiny
 from bertserve.bench.generator import Load, RequestRecord
 from bertserve.bench.target import Body, Target, build_target, parse_url
 from conftest import ROOT, metric
-from replica import Served
+from replica import ServeProcess
 
 LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))
 LONG = "STRESS_SECONDS" in os.environ
@@ -43,7 +43,7 @@ def models_for(folder: Path) -> Path:
     return folder / "models"
 
 
-def target(served: Served, path: str, bodies: Iterable[Any], **headers: str) -> Target:
+def target(served: ServeProcess, path: str, bodies: Iterable[Any], **headers: str) -> Target:
     """Returns a target for the load generator: a path and its bodies, sent in turn. Bytes are sent unchanged, other bodies as JSON."""
     encoded = [Body(body if isinstance(body, bytes) else json.dumps(body).encode(), 1) for body in bodies]
     return build_target(parse_url(served.url + path), encoded, headers)
@@ -62,7 +62,7 @@ def measured(load: Load) -> list[RequestRecord]:
     return [record for record in load.records if start <= record.intended < end]
 
 
-def metrics(served: Served) -> str:
+def metrics(served: ServeProcess) -> str:
     """Returns the page of the service's metrics."""
     return httpx.get(f"{served.url}/metrics", trust_env=False, timeout=60).text
 
@@ -94,15 +94,15 @@ def show(bar: str, figure: str) -> None:
         print(f"\n  {bar}: {figure}", end="", flush=True)
 
 
-def accesses(served: Served) -> list[dict[str, Any]]:
+def accesses(served: ServeProcess) -> list[dict[str, Any]]:
     """Returns the access log of a service with `--access-log --log-format json`: one line per answered request."""
     lines = map(json.loads, Path(served.log).read_text().splitlines())
     return [line for line in lines if line["logger"] == "bertserve.access"]
 
 
-def descriptors(served: Served) -> int:
+def descriptors(served: ServeProcess) -> int:
     return len(os.listdir(f"/proc/{served.process.pid}/fd"))
 
 
-def threads(served: Served) -> int:
+def threads(served: ServeProcess) -> int:
     return len(os.listdir(f"/proc/{served.process.pid}/task"))

@@ -15,7 +15,7 @@ import raw_http
 import slow
 from conftest import metric, wait_until
 from loads import LONG, by_status, descriptors, metrics, show, threads
-from replica import Served, running
+from replica import ServeProcess, running
 
 pytestmark = pytest.mark.serial
 
@@ -51,7 +51,7 @@ def test_requests_of_disconnected_clients_release_all_resources(tmp_path: Path) 
         assert "ERROR" not in served.log.read_text()
 
 
-def wave(served: Served) -> float:
+def wave(served: ServeProcess) -> float:
     """Repeats `try_wave` until all disconnects were seen while the inference threads were busy. Returns the memory of the last try."""
     for _ in range(TRIES):
         memory = try_wave(served, metrics(served))
@@ -60,7 +60,7 @@ def wave(served: Served) -> float:
     raise AssertionError(f"of {TRIES} times the runs were over before the clients were seen to leave")
 
 
-def try_wave(served: Served, before: str) -> float | None:
+def try_wave(served: ServeProcess, before: str) -> float | None:
     """Connects all clients while each inference thread has a long run, and disconnects all of them, including those with a run.
 
     Returns:
@@ -88,16 +88,16 @@ def try_wave(served: Served, before: str) -> float | None:
     return memory
 
 
-def queued(served: Served) -> float:
+def queued(served: ServeProcess) -> float:
     return metric(metrics(served), "queue_items")
 
 
-def runs(served: Served, before: str) -> float:
+def runs(served: ServeProcess, before: str) -> float:
     """Returns the number of runs that have ended since the metrics `before`."""
     return metric(metrics(served), "inference_seconds_count") - metric(before, "inference_seconds_count")
 
 
-def assert_threads_live(served: Served) -> None:
+def assert_threads_live(served: ServeProcess) -> None:
     """Asserts that parallel requests are answered, one per inference thread."""
     with ThreadPoolExecutor(THREADS) as pool:
         asked = [pool.submit(httpx.post, f"{served.url}/classify", content=LONG_RUN, timeout=60, trust_env=False) for _ in range(THREADS)]

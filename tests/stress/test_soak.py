@@ -9,7 +9,7 @@ import pytest
 
 from bertserve.service.tasks.catalog import TASKS
 from loads import assert_each_ended_once, descriptors, load, metrics, models_for, seconds, show, target, threads
-from replica import Served, running
+from replica import ServeProcess, running
 
 pytestmark = pytest.mark.serial
 
@@ -71,7 +71,7 @@ def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path) -> None:
     assert max(counts[ROUNDS // 2 :]) <= max(counts[: ROUNDS // 2])
 
 
-def settled(served: Served) -> tuple[float, int, int]:
+def settled(served: ServeProcess) -> tuple[float, int, int]:
     """Returns MiB of memory, descriptors and threads: the minimum of a second, because connections of the last load are still closing."""
     readings = []
     for _ in range(10):
