@@ -58,7 +58,8 @@ def no_settings_from_outside() -> Iterator[None]:
 def exports_stay_offline_and_trace_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     """Makes export tests download nothing, and use TorchScript (0.2 s per tiny model) instead of dynamo (3 s).
 
-    tests/exporting/test_tracers.py and `bundles.exported_by_default` use the default. Other tests use the official client on loopback.
+    test_tracers.py, test_export_families.py and `bundles.exported_by_default` use the default. Other tests use the official client on
+    loopback.
     """
     with pytest.MonkeyPatch.context() as patch:
         if "exporting" in request.path.parts:

@@ -99,7 +99,8 @@ def test_all_manifests_use_the_port_of_the_image() -> None:
     [rule] = document("base/networkpolicy.yaml")["spec"]["ingress"]
     assert [{"port": http["name"]}] == rule["ports"]
     [endpoint] = document("components/monitoring/podmonitor.yaml")["spec"]["podMetricsEndpoints"]
-    assert (http["name"], True) == (endpoint["port"], endpoint["path"] in facts.openapi()["paths"])
+    assert http["name"] == endpoint["port"]
+    assert endpoint["path"] in facts.openapi()["paths"]
 
 
 def test_environment_variables_are_known_settings() -> None:

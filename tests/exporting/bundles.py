@@ -60,13 +60,19 @@ def refused(source: Path, **options: Any) -> str:
     return str(caught.value)
 
 
+def assert_exit(code: int, result: tuple[int, str], *parts: str) -> None:
+    """Asserts the exit code of a command, and that its output has these parts. A failure shows the output."""
+    assert code == result[0], result[1]
+    assert [] == [part for part in parts if part not in result[1]], result[1]
+
+
 def engine_of(bundle: Bundle, graph: GraphSpec | None = None, path: Path | None = None) -> OnnxEngine:
     """Returns a CPU engine for a graph, whatever the graph's own provider is; `path` replaces the graph's file."""
     graph, spec = graph or bundle.graph("cpu"), bundle.manifest.tokenizer
     return OnnxEngine(path or bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
 
 
-class Served:
+class Service:
     """Runs a bundle in the service's request reader, tokenizer, engine and decoder."""
 
     def __init__(self, bundle: Bundle, precision: Any = "fp32", provider: Any = "cpu") -> None:
@@ -90,10 +96,10 @@ class Served:
     def answer(self, body: dict[str, Any], task: str | None = None) -> Any:
         """Returns the response to a request body; all its inputs run in one padded batch."""
         task = task or self.manifest.task
-        read = read_as(TASKS[task].body, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
-        begun = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in read.task_inputs(self.manifest)]
-        rows = iter(self.engine.run([encoding for item in begun for encoding in item.step.encodings]))
-        return to_plain(read.to_response([item.finish([next(rows) for _ in item.step.encodings]) for item in begun]))
+        call = read_as(TASKS[task].body, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
+        predictions = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in call.task_inputs(self.manifest)]
+        rows = iter(self.engine.run([encoding for item in predictions for encoding in item.step.encodings]))
+        return to_plain(call.to_response([item.finish([next(rows) for _ in item.step.encodings]) for item in predictions]))
 
 
 def edit_constant(source: Path, name: str, change: Callable[[Array], Array], target: Path | None = None) -> None:

@@ -167,9 +167,9 @@ def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) 
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def pickle_weights(path: Path, make: Callable[[dict[str, torch.Tensor]], Any] = dict, **options: Any) -> None:
+def pickle_weights(path: Path, convert: Callable[[dict[str, torch.Tensor]], Any] = dict, **options: Any) -> None:
     """Replaces the weights file by a pickle of what `make` returns for the weights; `options` are those of `torch.save`."""
-    torch.save(make(load_file(path / "model.safetensors")), path / "pytorch_model.bin", **options)
+    torch.save(convert(load_file(path / "model.safetensors")), path / "pytorch_model.bin", **options)
     (path / "model.safetensors").unlink()
 
 
@@ -211,9 +211,9 @@ def prune_heads(
         for number, gone in pruned.items():
             prefix = layer.format(number)
             weight = tensors[f"{prefix}.{output}.weight"]
-            kept = torch.ones(heads, weight.shape[1] // heads, dtype=torch.bool)
-            kept[list(gone)] = False
-            rows = kept.flatten()
+            mask = torch.ones(heads, weight.shape[1] // heads, dtype=torch.bool)
+            mask[list(gone)] = False
+            rows = mask.flatten()
             tensors[f"{prefix}.{output}.weight"] = weight[:, rows].contiguous()
             for name in (f"{prefix}.{part}.{kind}" for part in inputs for kind in ("weight", "bias")):
                 tensors[name] = tensors[name][rows].contiguous()

@@ -85,9 +85,9 @@ def compared(source: Path, bundle: Bundle, task: str) -> tuple[list[Encoding], l
     return encodings, reference(source, task, bundle, encodings)
 
 
-def worst_error(expected: Sequence[Outputs], found: Sequence[Sequence[Outputs]]) -> float:
+def worst_error(expected: Sequence[Outputs], actual: Sequence[Sequence[Outputs]]) -> float:
     """Returns the largest difference from the expected outputs, over all runs."""
-    return max(float(np.abs(a[key] - b[key]).max()) for side in found for a, b in zip(expected, side, strict=True) for key in a)
+    return max(float(np.abs(a[key] - b[key]).max()) for side in actual for a, b in zip(expected, side, strict=True) for key in a)
 
 
 def logit_error(bundle: Bundle, logits_of: Callable[[torch.Tensor], torch.Tensor], precision: Precision = "fp32") -> float:
@@ -126,13 +126,13 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
 def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encoding]) -> list[Outputs]:
     """Returns the checkpoint's outputs in transformers with its default attention implementation, one text at a time."""
     model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()
-    taken = [spec for spec in bundle.manifest.graphs[0].inputs if spec.fill != "mask_index"]
+    specs = [spec for spec in bundle.manifest.graphs[0].inputs if spec.fill != "mask_index"]
     rows = []
     for encoding in encodings:
         values = {"token_ids": encoding.ids, "attention_mask": np.ones_like(encoding.ids), "type_ids": encoding.type_ids}
         with torch.no_grad():
             # for multiple choice, a question with one choice
-            inputs = {spec.name: torch.tensor(values[spec.fill])[None] for spec in taken}
+            inputs = {spec.name: torch.tensor(values[spec.fill])[None] for spec in specs}
             outputs = model(**{name: value[None] if task == "multiple-choice" else value for name, value in inputs.items()})
         if task == "sentence-order":
             outputs["logits"] = outputs["sop_logits"]

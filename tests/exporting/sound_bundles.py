@@ -9,7 +9,7 @@ import pytest
 import tiny
 from bertserve.service.bundle.files import digest, load_bundle
 from bertserve.service.engine.sessions import unavailable_reason
-from bundles import Served, json_lines
+from bundles import Service, json_lines
 
 without_gpu = pytest.mark.skipif(unavailable_reason("cuda") is None, reason="this machine has a GPU")
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
@@ -17,7 +17,7 @@ FP32 = "model.cpu.fp32.onnx"
 
 
 def answer(path: Path, body: dict[str, Any], precision: str = "auto") -> Any:
-    return Served(load_bundle(path), precision).answer(body)
+    return Service(load_bundle(path), precision).answer(body)
 
 
 def store_digests(path: Path) -> Path:

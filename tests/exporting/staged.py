@@ -65,13 +65,13 @@ def stage(source: Path, folder: Path) -> Staged:
     folder.mkdir()
     raw = folder / "raw.onnx"
     after = {name: folder / f"{name}.onnx" for name in ("fused", "unfused", "cls_only", "packed")}
-    loaded = load_checkpoint(str(source))
-    onnx_trace.trace(loaded, raw, "torchscript")  # explicit, because session fixtures are created before module fixtures
-    cpu.fuse(raw, after["fused"], loaded)
+    checkpoint = load_checkpoint(str(source))
+    onnx_trace.trace(checkpoint, raw, "torchscript")  # explicit, because session fixtures are created before module fixtures
+    cpu.fuse(raw, after["fused"], checkpoint)
     rewritten(cpu_passes.unfuse, after["fused"], after["unfused"])
     nodes_restricted = rewritten(cpu_passes.restrict_to_cls, after["unfused"], after["cls_only"])
     rewritten(cpu_passes.pack_qkv, after["cls_only"], after["packed"])
-    return Staged(loaded, service_tokenizer(loaded, folder), **after, nodes_restricted=nodes_restricted)
+    return Staged(checkpoint, service_tokenizer(checkpoint, folder), **after, nodes_restricted=nodes_restricted)
 
 
 def graph_of(
@@ -119,5 +119,5 @@ def assert_equal_outputs(expected: Path, actual: Path, feed: Feed, mask: Any = N
     for a, b in zip(run(expected, feed), run(actual, feed), strict=True):
         assert a.shape == b.shape
         assert np.abs(a).max() > 0.1  # zeros would hide a difference
-        kept = ... if mask is None or a.shape[:2] != mask.shape else mask.astype(bool)
-        np.testing.assert_allclose(a[kept], b[kept], rtol=0, atol=atol)
+        positions = ... if mask is None or a.shape[:2] != mask.shape else mask.astype(bool)
+        np.testing.assert_allclose(a[positions], b[positions], rtol=0, atol=atol)

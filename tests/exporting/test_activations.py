@@ -26,15 +26,15 @@ def test_bounds_cover_all_rows(all_staged: dict[str, Staged], tmp_path: Path) ->
     names = [node.outputs[0].name or "" for node in model.graph if node.op_type in ("Gelu", "LayerNormalization")]
     rewrite.save(model, path, outputs=names)
     feeds = staged.feeds(TEXTS)
-    seen = observe_tensors(path, names, feeds, tmp_path / "samples")
+    observation = observe_tensors(path, names, feeds, tmp_path / "samples")
     runs = [run(path, feed)[1:] for feed in feeds]
 
-    assert names == list(seen)
+    assert names == list(observation)
     for place, name in enumerate(names):
         rows = np.concatenate([values[place].reshape(-1, values[place].shape[-1]) for values in runs])
-        np.testing.assert_allclose(rows.max(axis=0), seen[name].high, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(rows.min(axis=0), seen[name].low, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(np.abs(rows).max(axis=0), seen[name].peak, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(rows.max(axis=0), observation[name].high, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(rows.min(axis=0), observation[name].low, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(np.abs(rows).max(axis=0), observation[name].peak, rtol=0, atol=1e-5)
 
 
 def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,12 +69,12 @@ def quantized(staged: Staged, folder: Path) -> dict[str, LayerParams]:
     """Returns the quantization of a graph's layers by input tensor; writes the observed graph to the folder."""
     model = rewrite.load(staged.packed)
     layers = rewrite.linears_by_input(model.graph)
-    seen = observe(model, layers, folder / "observed.onnx", staged.feeds(read_texts(BUILT_IN_TEXTS)[:20]), folder / "samples")
+    observation = observe(model, layers, folder / "observed.onnx", staged.feeds(read_texts(BUILT_IN_TEXTS)[:20]), folder / "samples")
     params = {}
     for x, layer in layers.items():
         weight, bias = layer.arrays()
-        input_params = quantization_params.choose_activation_params(weight, seen[x], smooth=True)
-        params[x] = quantization_params.quantize_weight(weight, bias, seen[x], input_params, use_gptq=False)
+        input_params = quantization_params.choose_activation_params(weight, observation[x], smooth=True)
+        params[x] = quantization_params.quantize_weight(weight, bias, observation[x], input_params, use_gptq=False)
     return params
 
 
@@ -84,7 +84,7 @@ def test_a_measured_effect_equals_the_effect_of_one_int8_layer(all_staged: dict[
     # few texts, so that all of them are measured
     texts = [feed for feed in staged.feeds(read_texts(BUILT_IN_TEXTS)[:30]) if inference.token_count(feed) >= 16][: sensitivity.FIRST_TEXTS]
     params = quantized(staged, tmp_path)
-    found = sensitivity.measure(rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", texts, limits=[1.0])
+    sensitivities = sensitivity.measure(rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", texts, limits=[1.0])
     expected = inference.compute_outputs(staged.packed, texts)
     alone = {}
     for x, quant in params.items():
@@ -94,4 +94,4 @@ def test_a_measured_effect_equals_the_effect_of_one_int8_layer(all_staged: dict[
         alone[x] = inference.rms_error(expected, inference.compute_outputs(tmp_path / "one.onnx", texts)) ** 2
     average = np.mean(list(alone.values()))
 
-    assert {x: pytest.approx(error / average, rel=0.05) for x, error in alone.items()} == found
+    assert {x: pytest.approx(error / average, rel=0.05) for x, error in alone.items()} == sensitivities

@@ -35,7 +35,7 @@ def sigmoid_labels(rng: np.random.Generator, count: int, scale: NDArray[np.float
 def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature: float, labels: int) -> None:
     parameters = fit(softmax_labels(rng, 4000, temperature, labels))
     tested = softmax_labels(rng, 4000, temperature, labels)
-    before, after = (measure(tested.predictions(chosen)) for chosen in (IDENTITY, parameters))
+    before, after = (measure(tested.predictions(values)) for values in (IDENTITY, parameters))
 
     assert pytest.approx(temperature, rel=0.1) == 1 / parameters[0][0]
     assert after.log_loss.value < before.log_loss.value
@@ -63,7 +63,8 @@ def test_a_rare_label_has_no_parameters_of_its_own(rng: np.random.Generator) -> 
     _, bias = fit(labels)
 
     assert labels.correct[:, 1].sum() < 20
-    assert (0.0, True) == (bias[1], bias[0] != 0.0)
+    assert 0.0 == bias[1]
+    assert bias[0] != 0.0
 
 
 def test_answers_and_no_answer_are_calibrated_separately(rng: np.random.Generator) -> None:

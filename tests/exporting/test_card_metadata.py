@@ -48,7 +48,7 @@ def test_card_fields_are_read(tmp_path: Path, content: str | bytes, expected: di
 
 
 @pytest.mark.parametrize(
-    ("line", "key", "shown"),
+    ("line", "key", "row"),
     [
         ("license: {id: mit}", "license", "dict"),
         ("license_name: [a]", "license_name", "list"),
@@ -64,13 +64,13 @@ def test_card_fields_are_read(tmp_path: Path, content: str | bytes, expected: di
     ids=range(5),
 )
 def test_a_value_that_is_not_a_string_is_ignored_with_a_warning(
-    tmp_path: Path, line: str, key: str, shown: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, line: str, key: str, row: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = "license" if key != "license" else "language"
 
     assert fields(**{other: ("en",)}) == read_card_metadata(card(tmp_path, front(f"{line}\n{other}: en")))
     [record] = caplog.records
-    assert [key, tmp_path / "README.md", shown] == list(record.args or ())[:3]
+    assert [key, tmp_path / "README.md", row] == list(record.args or ())[:3]
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,8 @@ def test_broken_front_matter_and_a_large_card_cause_a_warning(
 
 def test_the_card_separates_quantized_operators_from_matrices_in_float() -> None:
     bundle = load_bundle(ROOT / "models/embed")
-    written = model_card(bundle.manifest, bundle.path, None)
+    card = model_card(bundle.manifest, bundle.path, None)
 
     assert (
-        "quantized MatMulIntegerToFloat 20, PerRowEmbedding 1; partly or wholly in float FloatUnits 6, FloatInputs 7, KeptFloat 4"
-        in written
+        "quantized MatMulIntegerToFloat 20, PerRowEmbedding 1; partly or wholly in float FloatUnits 6, FloatInputs 7, KeptFloat 4" in card
     )

@@ -19,7 +19,7 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Layers
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import zero_shot
-from bundles import Served, exported, refused
+from bundles import Service, exported, refused
 from checkpoints import POSITIONS, PROMPTS, bert, edit_json, encoder, sentence_transformers, write_json, write_modules
 
 pytestmark = pytest.mark.torch
@@ -40,7 +40,7 @@ def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "named"),
+    ("file", "content", "word"),
     [
         ("1_Pooling/config.json", None, "1_Pooling/config.json`, which modules.json"),
         ("modules.json", "{", "modules.json` cannot"),
@@ -59,10 +59,10 @@ def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(tmp_path
         ("modules.json", '[{"path": "", "type": "custom_st.Transformer"}]', "`custom_st.Transformer`"),
     ],
 )
-def test_a_broken_file_or_field_is_named(tmp_path: Path, file: str, content: str | None, named: str) -> None:
+def test_a_broken_file_or_field_is_named(tmp_path: Path, file: str, content: str | None, word: str) -> None:
     source = sentence_transformers(encoder(tmp_path, layers=1))
     (source / file).unlink() if content is None else (source / file).write_text(content)
-    assert named in refused(source)
+    assert word in refused(source)
 
 
 def test_modules_json_makes_a_checkpoint_an_embedding_model(tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ def test_the_maximum_length_of_sentence_transformers_replaces_the_tokenizers(tmp
     assert 48 == load_checkpoint(str(source)).tokenizer.max_length
 
 
-def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sentence_bert_config.json") -> Path:
+def move(source: Path, folder: str = "0_Transformer", length_file: str = "sentence_bert_config.json") -> Path:
     """Moves a checkpoint's model, tokenizer and length into a subfolder, and returns the checkpoint's path."""
-    rooted = ("modules.json", "1_Pooling", "config_sentence_transformers.json")
-    kept = [path for path in source.iterdir() if path.name not in rooted]
+    root_files = ("modules.json", "1_Pooling", "config_sentence_transformers.json")
+    others = [path for path in source.iterdir() if path.name not in root_files]
     (source / folder).mkdir()
-    for path in kept:
+    for path in others:
         path.rename(source / folder / path.name)
     (source / folder / "sentence_bert_config.json").rename(source / folder / length_file)
     steps = json.loads((source / "modules.json").read_text(encoding="utf-8"))
@@ -118,12 +118,12 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
 def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> None:
     flat = sentence_transformers(encoder(tmp_path, layers=1), "Normalize", max_length=48)
     digest = load_checkpoint(str(flat)).origin.weights_sha256
-    source = moved(flat, length_file=length_file)
-    found = load_checkpoint(str(source))
+    source = move(flat, length_file=length_file)
+    checkpoint = load_checkpoint(str(source))
 
-    assert (digest, 48) == (found.origin.weights_sha256, found.tokenizer.max_length)
-    assert ("mean", True, PROMPTS) == (found.embedding.pooling, found.embedding.normalize, found.embedding.prompts)
-    assert "What it was trained on." in found.card
+    assert (digest, 48) == (checkpoint.origin.weights_sha256, checkpoint.tokenizer.max_length)
+    assert ("mean", True, PROMPTS) == (checkpoint.embedding.pooling, checkpoint.embedding.normalize, checkpoint.embedding.prompts)
+    assert "What it was trained on." in checkpoint.card
 
 
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickle"])
@@ -132,7 +132,7 @@ def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypa
 
     It fetches a pickle only if there are no safetensors, and no other folders, such as those of training checkpoints.
     """
-    source = moved(sentence_transformers(encoder(tmp_path, layers=1)))
+    source = move(sentence_transformers(encoder(tmp_path, layers=1)))
     weights = source / "0_Transformer" / "model.safetensors"
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     torch.save({}, weights.with_name("optimizer.bin"))
@@ -182,9 +182,9 @@ def test_layers_of_a_classifier_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(name="inference", scope="module")
-def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Served]:
+def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Service]:
     source = bert(tmp_path_factory.mktemp("nli"), "nli", labels=NLI_LABELS, model_max_length=POSITIONS)
-    return transformers.pipeline("zero-shot-classification", model=str(source), dtype=torch.float32), Served(exported(source))
+    return transformers.pipeline("zero-shot-classification", model=str(source), dtype=torch.float32), Service(exported(source))
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,14 @@ def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, S
         (True, "film, book , great", "This example is {}."),
     ],
 )
-def test_zero_shot_labels_match_the_pipeline(inference: tuple[Any, Served], multi_label: bool, labels: Any, template: str) -> None:
-    pipeline, served = inference
+def test_zero_shot_labels_match_the_pipeline(inference: tuple[Any, Service], multi_label: bool, labels: Any, template: str) -> None:
+    pipeline, service = inference
     parameters = {"candidate_labels": labels, "hypothesis_template": template, "multi_label": multi_label}
     for text in filter(None, TEXTS):  # the pipeline refuses an empty text
         expected = pipeline(text, labels, hypothesis_template=template, multi_label=multi_label)
-        found = served.answer({"inputs": text, "parameters": parameters}, zero_shot.TASK)
-        assert expected["labels"] == [item["label"] for item in found]
-        assert pytest.approx(expected["scores"], abs=1e-5) == [item["score"] for item in found]
+        answer = service.answer({"inputs": text, "parameters": parameters}, zero_shot.TASK)
+        assert expected["labels"] == [item["label"] for item in answer]
+        assert pytest.approx(expected["scores"], abs=1e-5) == [item["score"] for item in answer]
 
 
 SHORT_TEXTS = ["good", "the film was not very good", "", "the book is great ! " * 12]
@@ -211,7 +211,7 @@ SHORT_TEXTS = ["good", "the film was not very good", "", "the book is great ! " 
 
 def pooled(bundle: Bundle, **body: Any) -> NDArray[np.float32]:
     """Returns the vectors of all short texts, which run as one padded batch."""
-    return np.array(Served(bundle).answer({"inputs": SHORT_TEXTS, **body}))
+    return np.array(Service(bundle).answer({"inputs": SHORT_TEXTS, **body}))
 
 
 def combined(source: Path, layers: list[int], combine: str) -> NDArray[np.float32]:
@@ -221,8 +221,8 @@ def combined(source: Path, layers: list[int], combine: str) -> NDArray[np.float3
     for text in SHORT_TEXTS:
         with torch.no_grad():
             states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
-        chosen = [states[layer][0] for layer in layers]
-        one = torch.cat(chosen, dim=-1) if combine == "concat" else sum(chosen) / (len(chosen) if combine == "mean" else 1)
+        selection = [states[layer][0] for layer in layers]
+        one = torch.cat(selection, dim=-1) if combine == "concat" else sum(selection) / (len(selection) if combine == "mean" else 1)
         means.append(one.mean(0).numpy())
     return np.array(means)
 
@@ -237,12 +237,12 @@ def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) 
     assert bundle.manifest.graphs[0].validation.worst_abs_error < 1e-4
     for layers in ([0], [-2, 1], [4, -2, 0, -4]):
         for combine in ("concat", "sum", "mean"):
-            found = pooled(bundle, layers=layers, combine=combine, pooling="mean")
-            np.testing.assert_allclose(combined(source, layers, combine), found, rtol=0, atol=1e-4)
+            vectors = pooled(bundle, layers=layers, combine=combine, pooling="mean")
+            np.testing.assert_allclose(combined(source, layers, combine), vectors, rtol=0, atol=1e-4)
     np.testing.assert_allclose(combined(source, [-1], "concat"), pooled(bundle, pooling="mean"), rtol=0, atol=1e-4)
-    for wrong in ([2], [4, -1]):  # the last layer twice
+    for numbers in ([2], [4, -1]):  # the last layer twice
         with pytest.raises(InvalidValueError, match="layers"):
-            pooled(bundle, layers=wrong)
+            pooled(bundle, layers=numbers)
 
 
 @pytest.mark.parametrize(

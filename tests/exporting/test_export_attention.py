@@ -74,14 +74,14 @@ def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: 
     manifest, graph = bundle.manifest, bundle.graph("cpu", precision)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     engine = engine_of(bundle, graph)
-    chosen = attention.select_maps(attention.AttentionParameters(), manifest.attention_heads)
-    requests = [TextInput(texts[0], chosen, *texts[1:]) for texts in TEXTS]
+    maps = attention.select_maps(attention.AttentionParameters(), manifest.attention_heads)
+    requests = [TextInput(texts[0], maps, *texts[1:]) for texts in TEXTS]
     encodings = [encode(attention, request, tokenizer).encodings[0] for request in requests]
-    found = [engine.run([encoding])[0] for encoding in encodings]
+    rows = [engine.run([encoding])[0] for encoding in encodings]
     if batched:
-        found += engine.run(encodings)
+        rows += engine.run(encodings)
     worst = 0.0
-    for (request, encoding), row in zip(itertools.cycle(zip(requests, encodings, strict=True)), found, strict=False):
+    for (request, encoding), row in zip(itertools.cycle(zip(requests, encodings, strict=True)), rows, strict=False):
         inputs = {"input_ids": torch.tensor(encoding.ids)[None]}
         if any(spec.fill == "type_ids" for spec in graph.inputs):
             inputs["token_type_ids"] = torch.tensor(encoding.type_ids)[None]
@@ -146,21 +146,21 @@ def test_the_attention_error_of_int8_is_small_and_reported(tmp_path: Path, capsy
     assert f" cpu/fp32 {fp32.attention_error:.1e}, cpu/int8 {int8.attention_error:.1e}." in card
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert 0 == cli.main(["verify", str(bundle.path), "--checkpoint", str(source)])
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for error in (fp32.attention_error, int8.attention_error):
-        assert f"attention weight {error:.1e}" in shown
+        assert f"attention weight {error:.1e}" in output
 
 
 @pytest.mark.full_grid
 def test_weights_that_differ_from_pytorch_fail_the_comparison(tmp_path: Path) -> None:
     source = checkpoint("BERT", CLASSIFIES, tmp_path)
-    bundle, loaded = with_attention(source), load_checkpoint(str(source), LoadOptions(attentions=True))
-    graph, reference = bundle.graph("cpu"), sample_reference(loaded)
-    served = ServedGraph(graph, engine_of(bundle), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), loaded)
-    Comparison(served, reference).check()
+    bundle, original = with_attention(source), load_checkpoint(str(source), LoadOptions(attentions=True))
+    graph, reference = bundle.graph("cpu"), sample_reference(original)
+    graph_run = ServedGraph(graph, engine_of(bundle), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), original)
+    Comparison(graph_run, reference).check()
 
     with pytest.raises(GraphError, match=r"attention weights .* 2\.00e-03"):
-        Comparison(served, replace(reference, maps=[(request, weights + 2e-3) for request, weights in reference.maps])).check()
+        Comparison(graph_run, replace(reference, maps=[(request, weights + 2e-3) for request, weights in reference.maps])).check()
 
 
 def test_a_manifest_with_other_heads_than_the_graph_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import tiny
 from bertserve.export import cli, onnx_trace
 from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
-from bundles import FAST, Run, contents, largest_file, left_in
+from bundles import FAST, Run, assert_exit, contents, largest_file, left_in
 from checkpoints import bert, edit_json, edit_weights, pickle_weights, rename_weights
 
 pytestmark = pytest.mark.torch
@@ -199,18 +199,14 @@ def test_a_checkpoint_that_cannot_be_exported_is_refused_in_one_line(source: Pat
 
 
 def test_calibration_texts_that_cannot_be_read_are_wrong_usage(source: Path, tmp_path: Path, run: Run) -> None:
-    code, message = run(source, "--int8-texts", tmp_path / "missing.txt")
-
-    assert (2, True) == (code, "missing.txt" in message)
+    assert_exit(2, run(source, "--int8-texts", tmp_path / "missing.txt"), "missing.txt")
 
 
 def test_a_padding_token_is_refused_if_it_is_in_a_pair(source: Path, tmp_path: Path, run: Run) -> None:
     pad_by("the")(source)
     lines = [json.dumps({"text": str(i), "text_pair": "the"}) for i in range(16)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    code, message = run(source, *FAST, "--int8-texts", tmp_path / "pairs.jsonl")
-
-    assert (1, True) == (code, "such as `the`" in message), message
+    assert_exit(1, run(source, *FAST, "--int8-texts", tmp_path / "pairs.jsonl"), "such as `the`")
 
 
 @pytest.mark.parametrize("place", ["with the weights", "without weights", "named by an index"])
@@ -238,16 +234,16 @@ def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
 
 def test_a_bundle_is_refused_as_a_source(tmp_path: Path, run: Run) -> None:
     bundle = tiny.bundle(tmp_path)
-    code, message = run(bundle)
-
-    assert (1, True) == (code, f"bert-serve serve --model {bundle}`" in message)
+    assert_exit(1, run(bundle), f"bert-serve serve --model {bundle}`")
 
 
 @pytest.mark.parametrize("where", ["./nowhere", "a/b/c"])
 def test_a_missing_folder_is_named(where: str, run: Run) -> None:
     code, message = run(where)
 
-    assert (1, True, False) == (code, f"`{where}`" in message, "network" in message)
+    assert 1 == code, message
+    assert f"`{where}`" in message
+    assert "network" not in message
 
 
 def test_a_revision_of_a_folder_is_refused(source: Path, run: Run) -> None:
@@ -258,9 +254,7 @@ def test_a_revision_of_a_folder_is_refused(source: Path, run: Run) -> None:
 
 
 def test_a_hub_id_without_network_is_refused(output: Path, run: Run) -> None:
-    code, message = run("org/model")
-
-    assert (1, True, True) == (code, "`org/model`" in message, "network" in message)
+    assert_exit(1, run("org/model"), "`org/model`", "network")
     assert not output.exists()
 
 
@@ -292,14 +286,14 @@ def test_a_source_with_an_invalid_bundle_name_is_refused_early(tmp_path: Path, o
     code = cli.main([str(bert(tmp_path, "my checkpoint")), "--output", str(output), *FAST])
 
     err = capsys.readouterr().err
-    assert (1, True, False, []) == (code, "--name" in err, "trace" in err, left_in(output))
+    assert (1, []) == (code, left_in(output))
+    assert "--name" in err
+    assert "trace" not in err
 
 
 def test_an_output_that_is_a_file_is_refused(source: Path, output: Path, run: Run) -> None:
     output.write_text("not a folder")
-    code, message = run(source, *FAST)
-
-    assert (1, True) == (code, str(output) in message)
+    assert_exit(1, run(source, *FAST), str(output))
 
 
 @pytest.mark.parametrize("size", [1_000, 180_000])
@@ -322,9 +316,7 @@ def test_an_export_that_a_signal_stops_leaves_no_files(
     monkeypatch.setattr(f"bertserve.export.{stage}", lambda *_: os.kill(os.getpid(), number))
     for flags in ((), ("--overwrite",)):
         existing = contents(tiny.bundle(output, "tiny-bert")) if flags else {}
-        code, message = run(source, *flags)
-
-        assert (128 + number, True) == (code, number.name in message)
+        assert_exit(128 + number, run(source, *flags), number.name)
         assert (["tiny-bert"] if flags else []) == left_in(output)
         assert not flags or existing == contents(output / "tiny-bert")
 
@@ -332,13 +324,13 @@ def test_an_export_that_a_signal_stops_leaves_no_files(
 def test_a_second_export_of_a_name_fails_at_once(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started, end = threading.Event(), threading.Event()
-    traced = onnx_trace.trace
+    start, end = threading.Event(), threading.Event()
+    trace = onnx_trace.trace
 
     def wait_once(*args: Any, **options: Any) -> Any:
-        if started.is_set():
-            return traced(*args, **options)
-        started.set()
+        if start.is_set():
+            return trace(*args, **options)
+        start.set()
         assert end.wait(60)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -348,16 +340,17 @@ def test_a_second_export_of_a_name_fails_at_once(
         (output / name).mkdir(parents=True)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(cli.main, [str(source), "--output", str(output), "--overwrite", *FAST])
-        assert started.wait(60)
-        refused = [run(source, *FAST), run(source, *FAST, "--overwrite"), run(source.with_name("missing"), *FAST, "--name", "tiny-bert")]
+        assert start.wait(60)
+        results = [run(source, *FAST), run(source, *FAST, "--overwrite"), run(source.with_name("missing"), *FAST, "--name", "tiny-bert")]
         assert 0 == run(source, *FAST, "--name", "other")[0]
         end.set()
     (output / ".tiny-bert.export" / "work").mkdir(parents=True)  # of an export that was killed
-    assert (1, True) == (first.result(), f"{os.strerror(errno.ENOSPC)} (`{output}`)" in capsys.readouterr().err)
+    assert 1 == first.result()
+    assert f"{os.strerror(errno.ENOSPC)} (`{output}`)" in capsys.readouterr().err
     assert 0 == run(source, *FAST)[0]
 
-    assert [2, 2, 2] == [code for code, _ in refused]
-    assert all(f"`{output / 'tiny-bert'}` is running (process {os.getpid()})" in message for _, message in refused)
+    assert [2, 2, 2] == [code for code, _ in results]
+    assert all(f"`{output / 'tiny-bert'}` is running (process {os.getpid()})" in message for _, message in results)
     assert sorted([*others, "other", "tiny-bert"]) == left_in(output)
 
 
@@ -393,9 +386,9 @@ def test_signals_are_deferred_while_the_new_bundle_replaces_the_old_one(
     rename = Path.rename
 
     def interrupted(self: Path, target: Path) -> Path:
-        moved = rename(self, target)
+        result = rename(self, target)
         os.kill(os.getpid(), signal.SIGTERM)
-        return moved
+        return result
 
     monkeypatch.setattr(Path, "rename", interrupted)
 

@@ -23,7 +23,7 @@ from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, measure_la
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bundles import FEW_TEXTS, Served, exported, exported_by_default, refused
+from bundles import FEW_TEXTS, Service, exported, exported_by_default, refused
 from checkpoints import POSITIONS, bert, edit_json, pickle_weights, rename_weights, shard
 from conftest import ROOT
 
@@ -104,7 +104,8 @@ def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precisio
     fills = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     assert fills == {spec.name: spec.fill for spec in graph.inputs}
     assert [("logits", "per_text")] == [(spec.name, spec.kind) for spec in graph.outputs]
-    assert (True, True) == (graph.batch_invariant, validation.worst_batch_error <= MAX_BATCH_ERROR)
+    assert graph.batch_invariant
+    assert validation.worst_batch_error <= MAX_BATCH_ERROR
     if precision == "fp32":
         assert (1.0, 2, {}) == (validation.agreement.value, validation.fusions["Attention"], validation.quantized)
         assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
@@ -189,10 +190,10 @@ def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, change: Calla
     expected = load_checkpoint(str(source))
     change(source)
     actual = load_checkpoint(str(source))
-    tensors, found = expected.model.state_dict(), actual.model.state_dict()
+    tensors, copies = expected.model.state_dict(), actual.model.state_dict()
 
-    assert tensors.keys() == found.keys()
-    assert [] == [name for name in tensors if not torch.equal(tensors[name], found[name])]
+    assert tensors.keys() == copies.keys()
+    assert [] == [name for name in tensors if not torch.equal(tensors[name], copies[name])]
     assert ("safetensors", "pickle") == (expected.origin.weights_format, actual.origin.weights_format)
     assert expected.origin.weights_sha256 != actual.origin.weights_sha256
 
@@ -205,7 +206,7 @@ def test_labels_can_be_numbers_and_truth_values(tmp_path: Path, labels: tuple[An
     source = bert(tmp_path, labels=("a", "b"))
     edit_json(source / "config.json", id2label=dict(enumerate(labels)), label2id={str(label): i for i, label in enumerate(labels)})
     [expected] = transformers.pipeline("text-classification", model=str(source), device="cpu", top_k=None)(["a good film"])
-    [answer] = Served(exported(source)).answer({"inputs": "a good film"})
+    [answer] = Service(exported(source)).answer({"inputs": "a good film"})
     assert [(str(item["label"]), pytest.approx(item["score"], abs=1e-5)) for item in expected] == [
         (item["label"], item["score"]) for item in answer
     ]
@@ -244,11 +245,11 @@ def test_the_checkpoints_own_card_is_kept(tmp_path: Path) -> None:
     (source / "README.md").write_text(OWN_CARD, encoding="utf-8")
     target = exported(source).path
     card = (target / CARD_FILE).read_text(encoding="utf-8")
-    said = {"license": "other", "license_name": "our-terms", "language": ["en", "no"], "datasets": ["stanfordnlp/sst2"]}
+    metadata = {"license": "other", "license_name": "our-terms", "language": ["en", "no"], "datasets": ["stanfordnlp/sst2"]}
 
-    assert said == metadata_load(target / CARD_FILE)
+    assert metadata == metadata_load(target / CARD_FILE)
     stored = json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8"))["source"]
-    assert said | {"license": ["other"], "license_link": None} == {name: stored[name] for name in [*said, "license_link"]}
+    assert metadata | {"license": ["other"], "license_link": None} == {name: stored[name] for name in [*metadata, "license_link"]}
     assert card.endswith(":\n\n## My model\n\n```python\n# not a heading\n```\n\n### Data\n")
     assert "\n---\n# tiny-bert\n" in card
 

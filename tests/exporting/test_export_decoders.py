@@ -85,9 +85,9 @@ def test_a_padding_id_outside_the_embedding_is_ignored(tmp_path: Path) -> None:
     """With `pad_token_id` -1, LLaMA is padded on the left with the tokenizer's token."""
     source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
     edit_json(source / "config.json", pad_token_id=-1)
-    loaded = load_checkpoint(str(source))
+    checkpoint = load_checkpoint(str(source))
 
-    assert ("left", llama_tokenizer().pad_token_id) == (loaded.tokenizer.padding_side, loaded.tokenizer.pad_id)
+    assert ("left", llama_tokenizer().pad_token_id) == (checkpoint.tokenizer.padding_side, checkpoint.tokenizer.pad_id)
 
 
 def test_a_text_generation_model_needs_an_explicit_task(tmp_path: Path) -> None:

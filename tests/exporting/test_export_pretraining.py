@@ -42,7 +42,7 @@ def outputs(source: Path, architecture: str, *texts: str) -> Any:
         return model(**tokenizer(*texts, truncation=True, max_length=POSITIONS, return_tensors="pt"))
 
 
-def ask(bundle: Bundle, path: str, **body: Any) -> Any:
+def answer_to(bundle: Bundle, path: str, **body: Any) -> Any:
     response = call_fresh(bundle.path.parent, "POST", path, json=body)
     assert 200 == response.status_code, response.text
     return response.json()
@@ -112,12 +112,12 @@ def test_a_pretraining_model_fills_masks(pretrained: Path, tmp_path: Path) -> No
     bundle = save_bundle(pretrained, tmp_path)
     manifest, text = bundle.manifest, "the [MASK] was not very good"
     logits = outputs(pretrained, "BertForPreTraining", text).prediction_logits[0, 2]
-    found = ask(bundle, "/fill-mask", inputs=text, parameters={"top_k": 5})
+    answer = answer_to(bundle, "/fill-mask", inputs=text, parameters={"top_k": 5})
     best = logits.softmax(-1).topk(5)
 
     assert ("fill-mask", False, 1) == (manifest.task, manifest.tokenizer.pairs_only, manifest.graphs[0].validation.agreement.value)
-    assert best.indices.tolist() == [item["token"] for item in found]
-    np.testing.assert_allclose([item["score"] for item in found], best.values, rtol=0, atol=1e-4)
+    assert best.indices.tolist() == [item["token"] for item in answer]
+    np.testing.assert_allclose([item["score"] for item in answer], best.values, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_a_pretraining_model_classifies_pairs(
     bundle = save_bundle(source, tmp_path, "text-classification")
     manifest = bundle.manifest
     graph = onnx.load(str(bundle.path / manifest.graphs[0].file)).graph
-    answer = ask(bundle, "/classify", inputs=INPUTS, parameters={"function_to_apply": "none"})
+    answer = answer_to(bundle, "/classify", inputs=INPUTS, parameters={"function_to_apply": "none"})
 
     assert (labels, "softmax", True) == (manifest.labels, manifest.activation, manifest.tokenizer.pairs_only)
-    for found, pair in zip(answer, PAIRS, strict=True):
-        scores = {item["label"]: item["score"] for item in found}
+    for items, pair in zip(answer, PAIRS, strict=True):
+        scores = {item["label"]: item["score"] for item in items}
         np.testing.assert_allclose([scores[x] for x in labels], outputs(source, architecture, *pair)[output][0], rtol=0, atol=1e-4)
     refuse(bundle, "/classify", inputs="good")
     assert ["logits"] == [value.name for value in graph.output]
@@ -172,11 +172,11 @@ def test_scores_of_replaced_tokens_are_the_sigmoid_of_the_logit(tmp_path: Path) 
     source = save(tmp_path / "electra", "ElectraForPreTraining", config)
     bundle = save_bundle(source, tmp_path / "models")
     manifest = bundle.manifest
-    found = ask(bundle, "/ner", inputs=SENTENCE, parameters={"aggregation_strategy": "none"})
+    answer = answer_to(bundle, "/ner", inputs=SENTENCE, parameters={"aggregation_strategy": "none"})
     replaced = outputs(source, "ElectraForPreTraining", SENTENCE).logits[0, 1:-1].sigmoid().numpy()
 
     assert ("token-classification", ("original", "replaced"), "softmax") == (manifest.task, manifest.labels, manifest.activation)
-    assert ["replaced" if p > 0.5 else "original" for p in replaced] == [item["entity"] for item in found]
-    np.testing.assert_allclose([item["score"] for item in found], np.maximum(replaced, 1 - replaced), rtol=0, atol=1e-4)
-    assert SENTENCE.split() == [SENTENCE[item["start"] : item["end"]] for item in found]
-    assert {"original", "replaced"} == {item["entity"] for item in found}
+    assert ["replaced" if p > 0.5 else "original" for p in replaced] == [item["entity"] for item in answer]
+    np.testing.assert_allclose([item["score"] for item in answer], np.maximum(replaced, 1 - replaced), rtol=0, atol=1e-4)
+    assert SENTENCE.split() == [SENTENCE[item["start"] : item["end"]] for item in answer]
+    assert {"original", "replaced"} == {item["entity"] for item in answer}

@@ -13,7 +13,7 @@ import transformers
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.tasks import embed
-from bundles import Served, exported, refused
+from bundles import Service, exported, refused
 from checkpoints import SIZES, bert, edit_json, edit_weights, prune_heads, save_random, silence_heads
 from families import FAMILIES, LENGTH, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
 from grid import compared, logit_error, rows, save_bundle, worst_error
@@ -68,7 +68,7 @@ def test_the_encoder_below_a_classifier_gives_vectors(name: str, tmp_path: Path)
     source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
     edit_weights(source, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".pooler." in name])
     bundle = exported(source, task="feature-extraction")
-    [encoding] = Served(bundle).encodings(embed.EmbedInput("a film of the first half hour"))
+    [encoding] = Service(bundle).encodings(embed.EmbedInput("a film of the first half hour"))
     with torch.no_grad():
         model = transformers.AutoModel.from_pretrained(source).eval()
         expected = model(input_ids=torch.tensor(encoding.ids)[None]).last_hidden_state[0]

@@ -59,8 +59,8 @@ class Stages:
         """Compares the fp32 graph, or the given engine, with the checkpoint; returns the largest error of a logit."""
         graph = self.bundle.graph("cpu").model_copy(update={"precision": precision})
         tokenizer = Tokenizer(self.bundle.tokenizer_path, spec or self.bundle.manifest.tokenizer)
-        served = ServedGraph(graph, engine or engine_of(self.bundle), tokenizer, self.loaded)
-        comparison = Comparison(served, reference or self.reference)
+        graph_run = ServedGraph(graph, engine or engine_of(self.bundle), tokenizer, self.loaded)
+        comparison = Comparison(graph_run, reference or self.reference)
         comparison.check()
         return float(comparison.measured()["worst_abs_error"])
 
@@ -141,7 +141,7 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
         stages.compare(engine_of(stages.bundle, graph, tmp_path / "faulty.onnx"))
 
 
-def changed(reference: Reference, change: Callable[[int, Array], Array]) -> Reference:
+def change_reference(reference: Reference, change: Callable[[int, Array], Array]) -> Reference:
     """Returns a reference with other logits: `change` gets the index of the request and its logits."""
     rows = [[{"logits": change(i, row["logits"])} for row in answer.rows] for i, answer in enumerate(reference.predictions) if answer]
     return replace(reference, predictions=[GraphAnswer((), outputs, None) for outputs in rows])
@@ -152,7 +152,7 @@ def logits_of(reference: Reference) -> list[Array]:
 
 
 def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
-    reference = changed(stages.reference, lambda i, logits: 1000 * logits)
+    reference = change_reference(stages.reference, lambda i, logits: 1000 * logits)
     assert 300 < min(float(np.abs(logits).max()) for logits in logits_of(reference))
 
     def off(error: float) -> Faulty:
@@ -166,7 +166,7 @@ def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_nan_output_of_the_checkpoint_is_caught(stages: Stages, precision: Precision) -> None:
     last = len(stages.reference.inputs) - 1
-    reference = changed(stages.reference, lambda i, logits: logits * np.float32("nan") if i == last else logits)
+    reference = change_reference(stages.reference, lambda i, logits: logits * np.float32("nan") if i == last else logits)
 
     with pytest.raises(GraphError, match=f"{precision} .*nan"):
         stages.compare(precision=precision, reference=reference)

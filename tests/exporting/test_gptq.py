@@ -27,12 +27,12 @@ def largest_sums(quantized: NDArray[np.int8], peak: NDArray[np.uint8]) -> list[i
 
     The sum is extreme if each activation of the pair is zero or its peak.
     """
-    found = []
+    sums = []
     for column in quantized.astype(int).T:
         products = [0 if i == len(peak) else weight * int(top) for i, (weight, top) in enumerate(zip(column, peak, strict=True))]
         pairs = zip(products[::2], [*products[1::2], 0][: len(products[::2])], strict=True)
-        found.append(max(abs(sum(part)) for a, b in pairs for part in ((a, b), (a, 0), (0, b))))
-    return found
+        sums.append(max(abs(sum(part)) for a, b in pairs for part in ((a, b), (a, 0), (0, b))))
+    return sums
 
 
 def correlated_inputs(seed: int, count: int, rows: int) -> Floats:
@@ -113,14 +113,14 @@ def test_inputs_without_correlation_lead_to_rounding_to_nearest(inputs: Floats, 
 
 @pytest.mark.parametrize("rows", [32, 33])
 def test_no_pair_exceeds_16_bits_after_gptq(rows: int) -> None:
-    changed = 0
+    columns = 0
     for seed in range(10):
         weight, peak = random_weight(seed, rows, 64, 0.1), random_peak(seed + 100, rows)
         scales = output_scales(weight, peak)
         quantized = round_weight(weight, scales, peak, factor_hessian(correlated_inputs(seed, 4 * rows, rows)))
         assert max(largest_sums(quantized, peak)) <= MAX_INT16
-        changed += int((quantized != round_to_nearest(weight, scales)).any(axis=0).sum())
-    assert changed > 10 * 64 / 2
+        columns += int((quantized != round_to_nearest(weight, scales)).any(axis=0).sum())
+    assert columns > 10 * 64 / 2
 
 
 def test_gptq_works_if_float32_cannot_factor_the_hessian() -> None:

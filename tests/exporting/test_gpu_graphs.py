@@ -18,7 +18,7 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.validation_policy import difference
 from bertserve.service.tasks.embed import EmbedBody
 from bertserve.service.tasks.fill_mask import FillMaskBody
-from bundles import Served, exported
+from bundles import Service, exported
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, encoder, sentence_transformers
 from families import FAMILIES
 from staged import ARCHITECTURES, checkpoint_of, operators
@@ -126,8 +126,8 @@ def test_unfused_attention_keeps_its_mask(tmp_path: Path) -> None:
 
 
 def answers(bundle: Bundle, provider: Any, precision: Any, bodies: Sequence[dict[str, Any]]) -> list[Any]:
-    served = Served(bundle, precision, provider)
-    return [served.answer(body) for body in bodies]
+    service = Service(bundle, precision, provider)
+    return [service.answer(body) for body in bodies]
 
 
 @pytest.mark.parametrize("pooling", ["mean_tokens", pytest.param("cls_token", marks=pytest.mark.full_grid)])
@@ -140,10 +140,10 @@ def test_the_graph_pools_unless_a_request_needs_tokens(pooling: str, tmp_path: P
 
     assert () == bundle.graph("cpu").small_outputs
     for provider, precision in GRAPHS[:3]:
-        served = Served(bundle, precision, provider)
-        own, other = (served.encodings(*EmbedBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
-        assert [{"sentence_embedding"}] * 2 == [set(row) for row in served.engine.run(own)]
-        assert [{"last_hidden_state"}] * 3 == [set(row) for row in served.engine.run([*own, other[0]])]
+        service = Service(bundle, precision, provider)
+        own, other = (service.encodings(*EmbedBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
+        assert [{"sentence_embedding"}] * 2 == [set(row) for row in service.engine.run(own)]
+        assert [{"last_hidden_state"}] * 3 == [set(row) for row in service.engine.run([*own, other[0]])]
         assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5 if precision == "fp32" else 0.05)
 
 
@@ -155,12 +155,12 @@ def test_the_graph_of_a_fill_mask_model_returns_the_best_tokens(bundle: Bundle) 
     expected = answers(bundle, "cpu", "fp32", bodies)
 
     for provider, precision in (GRAPHS[0], GRAPHS[2]):
-        served = Served(bundle, precision, provider)
-        small, whole = (served.encodings(*FillMaskBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
+        service = Service(bundle, precision, provider)
+        small, whole = (service.encodings(*FillMaskBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
         assert {"top_logs": (2, min(100, ROWS)), "top_tokens": (2, min(100, ROWS))} == {
-            name: values.shape for name, values in served.engine.run(small)[0].items()
+            name: values.shape for name, values in service.engine.run(small)[0].items()
         }
-        assert [{"logits"}] * 2 == [set(row) for row in served.engine.run([*small, *whole])]
+        assert [{"logits"}] * 2 == [set(row) for row in service.engine.run([*small, *whole])]
         assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5)
     half = answers(bundle, "cuda", "fp16", bodies[:1])
     assert half[0][0][0]["score"] == pytest.approx(expected[0][0][0]["score"], abs=0.02)

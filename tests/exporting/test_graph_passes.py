@@ -68,7 +68,7 @@ def assert_same(expected: Path, actual: Path, atol: float = 1e-5) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
-def changed(folder: Path, model: onnx.ModelProto, name: str = "other.onnx") -> Path:
+def save(folder: Path, model: onnx.ModelProto, name: str = "other.onnx") -> Path:
     onnx.save(model, str(folder / name))
     return folder / name
 
@@ -128,7 +128,7 @@ def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> N
             [masked] = [attribute for attribute in node.attribute if attribute.name == "mask_filter_value"]
             masked.f = -1.0
             node.attribute.append(helper.make_attribute("scale", 0.2))
-    fused = changed(tmp_path, model)
+    fused = save(tmp_path, model)
     rewritten(unfuse, fused, tmp_path / "unfused.onnx")
     feed, mask = batches(classifier)[-1]
 
@@ -150,7 +150,7 @@ def test_an_operator_that_is_used_in_another_way_stays(
 ) -> None:
     model = onnx.load(str(classifier.fused))
     change(next(node for node in model.graph.node if node.op_type == operator))
-    rewritten(unfuse, changed(tmp_path, model), tmp_path / "unfused.onnx")
+    rewritten(unfuse, save(tmp_path, model), tmp_path / "unfused.onnx")
 
     assert 1 == operators(tmp_path / "unfused.onnx")[operator]
 
@@ -172,7 +172,7 @@ JOINED = [
 
 
 @pytest.mark.parametrize(
-    ("graph", "left"),
+    ("graph", "counts"),
     [
         pytest.param(einsum("ibh,hnd->ibnd", WIDTH, 2, 3), {"MatMul": 1, "Reshape": 1}, id="split into heads"),
         pytest.param(einsum("ibh,nh->ibn", 5, WIDTH), {"MatMul": 1}, id="a transposed matrix"),
@@ -189,13 +189,13 @@ JOINED = [
     ],
 )
 def test_einsum_and_gemm_with_a_constant_become_a_matmul(
-    tmp_path: Path, graph: tuple[list[onnx.NodeProto], dict[str, Array]], left: dict[str, int]
+    tmp_path: Path, graph: tuple[list[onnx.NodeProto], dict[str, Array]], counts: dict[str, int]
 ) -> None:
     """The matrix can have more than two axes, like XLNet's. Operators that are not plain products are unchanged."""
     path = handmade(tmp_path / "graph.onnx", *graph)
     rewritten(unfuse, path, tmp_path / "unfused.onnx")
 
-    assert left == operators(tmp_path / "unfused.onnx")
+    assert counts == operators(tmp_path / "unfused.onnx")
     assert_same(path, tmp_path / "unfused.onnx")
 
 
@@ -336,9 +336,9 @@ def smoothed(staged: Staged, path: Path, factors: Array) -> tuple[set[str], set[
     """Smooths all attention outputs by the same factors; returns the names of all outputs and of the smoothed outputs."""
     model = rewrite.load(staged.packed)
     outputs = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
-    done = fold_smoothing(model.graph, dict.fromkeys(outputs, factors) | {"unknown": factors})
+    count = fold_smoothing(model.graph, dict.fromkeys(outputs, factors) | {"unknown": factors})
     rewrite.save(model, path)
-    return outputs, done
+    return outputs, count
 
 
 FACTORS = np.geomspace(1, 64, HIDDEN, dtype=np.float32)
@@ -347,12 +347,12 @@ FACTORS = np.geomspace(1, 64, HIDDEN, dtype=np.float32)
 def test_smoothing_keeps_the_outputs(staged: Staged, tmp_path: Path) -> None:
     """Each channel of the values is multiplied by its factor. A factor of zero, as for a channel that nothing reads, changes nothing."""
     smoothed(staged, tmp_path / "zeros.onnx", np.eye(1, HIDDEN, dtype=np.float32)[0])
-    outputs, done = smoothed(staged, tmp_path / "smoothed.onnx", FACTORS)
+    outputs, count = smoothed(staged, tmp_path / "smoothed.onnx", FACTORS)
     name, sources = min(outputs), {"before": staged.packed, "after": tmp_path / "smoothed.onnx"}
     feed = batches(staged)[0][0]
     before, after = (run(giving_out(source, tmp_path / f"{when}.onnx", [name]), feed)[-1] for when, source in sources.items())
 
-    assert outputs == done
+    assert outputs == count
     for feed, mask in batches(staged):
         assert_equal_outputs(staged.packed, tmp_path / "smoothed.onnx", feed, mask, atol=1e-4)
         assert_equal_outputs(staged.packed, tmp_path / "zeros.onnx", feed, mask)

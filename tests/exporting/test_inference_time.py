@@ -18,7 +18,7 @@ def tables(folder: Path, *arguments: str) -> dict[str, list[list[str]]]:
     """Runs the script on copies of the pages; returns the cells of each changed table, by the name in its comment."""
     from bertserve.bench import inference_time
 
-    changed = {}
+    rows_by_title = {}
     for page in PAGES:
         shutil.copy(ROOT / "bench/results" / page, folder)
     inference_time.main(["--seconds", "0.01", "--results", str(folder), *arguments])
@@ -27,19 +27,21 @@ def tables(folder: Path, *arguments: str) -> dict[str, list[list[str]]]:
         for before, after in zip(old, new, strict=True):
             if before != after:
                 name, *rows = after.strip().splitlines()
-                changed[name.removesuffix(" -->").rpartition(": ")[2]] = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
-    return changed
+                rows_by_title[name.removesuffix(" -->").rpartition(": ")[2]] = [
+                    [cell.strip() for cell in row.split("|")[1:-1]] for row in rows
+                ]
+    return rows_by_title
 
 
 def test_the_tables_of_shapes_are_rewritten(tmp_path: Path) -> None:
-    written = tables(tmp_path, "--shapes", "2,2,32 1,2,32", "--lengths", "8,16")
+    page = tables(tmp_path, "--shapes", "2,2,32 1,2,32", "--lengths", "8,16")
 
-    assert {"lengths", "shapes"} == set(written)
-    _, _, *lengths = written["lengths"]
+    assert {"lengths", "shapes"} == set(page)
+    _, _, *lengths = page["lengths"]
     assert [["8", "0.0"], ["16", "0.0"]] == [row[:2] for row in lengths]
     assert all(re.fullmatch(r"\d+\.\d", cell) for row in lengths for cell in row[2:-1])
     assert all(float(row[-1]) > 0 for row in lengths)  # the ratio of unrounded times
-    _, _, base, half = written["shapes"]
+    _, _, base, half = page["shapes"]
     assert ["2", "2", "32", "1", "1", "1"] == base
     assert ["1", "2", "32", "0.50"] == half[:4]
     assert all(float(cell) > 0 for cell in half)
@@ -50,10 +52,10 @@ def test_the_table_of_compressed_models_is_rewritten(tmp_path: Path) -> None:
     """The teacher in fp32 is the reference: ratio and speed 1, no error, and all labels equal."""
     from checkpoints import bert
 
-    written = tables(tmp_path, "--teacher", str(bert(tmp_path)))
+    page = tables(tmp_path, "--teacher", str(bert(tmp_path)))
 
-    assert {"compressed models"} == set(written)
-    _, _, *rows = written["compressed models"]
+    assert {"compressed models"} == set(page)
+    _, _, *rows = page["compressed models"]
     assert [[form, precision] for form in FORMS for precision in ("fp32", "int8")] == [row[:2] for row in rows]
     assert ["1.00", "1.00", "0.000", "100.0%"] == [rows[0][i] for i in (3, 5, 6, 7)]
     assert all(float(row[6]) > 0 for row in rows[1:])

@@ -78,20 +78,21 @@ def break_a_matrix(source: Path, target: Path, *args: Any, **options: Any) -> An
 
 
 @pytest.mark.parametrize(
-    ("flags", "broken"), [("--max-int8-error 1e-9", False), ("--max-int8-error 1e-9 --precision int8", False), ("", True)]
+    ("flags", "faulty"), [("--max-int8-error 1e-9", False), ("--max-int8-error 1e-9 --precision int8", False), ("", True)]
 )
 def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(
-    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, flags: str, broken: bool
+    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, flags: str, faulty: bool
 ) -> None:
-    if broken:
+    if faulty:
         monkeypatch.setattr("bertserve.export.int8.quantize.quantize", break_a_matrix)
     code, message = run(source, *flags.split())
     bundle = load_bundle(output / "tiny-bert")
     [omitted] = bundle.manifest.omitted
 
-    assert (4, True) == (code, message.endswith(omitted.reason))
+    assert 4 == code, message
+    assert message.endswith(omitted.reason)
     assert ("cpu", "int8") == (omitted.provider, omitted.precision)
-    assert omitted.reason.startswith("int8 outputs" if broken else "int8 changes")
+    assert omitted.reason.startswith("int8 outputs" if faulty else "int8 changes")
     assert [("fp32", True)] == [(graph.precision, graph.default) for graph in bundle.manifest.graphs]
     assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx"} == set(contents(bundle.path))
     assert omitted.reason in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
@@ -104,7 +105,7 @@ def any_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return load_bundle(tiny.bundle(tmp_path_factory.mktemp("bundle"))).manifest
 
 
-def made_with(manifest: Manifest, split: Int8Texts) -> Manifest:
+def manifest_with(manifest: Manifest, split: Int8Texts) -> Manifest:
     """Returns the manifest of a bundle whose int8 was created with the texts of this split."""
     return manifest.model_copy(update={"int8_texts": split.digests()})
 
@@ -114,8 +115,8 @@ def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path:
     own = read_int8_texts(numbered_texts(tmp_path / "own.txt", range(40)))
     built_in = read_int8_texts(int8_texts.BUILT_IN_TEXTS)
 
-    assert own.validation == int8_texts.read_validation_texts(made_with(manifest, own), tmp_path / "own.txt")
-    assert built_in.validation == int8_texts.read_validation_texts(made_with(manifest, built_in), None)
+    assert own.validation == int8_texts.read_validation_texts(manifest_with(manifest, own), tmp_path / "own.txt")
+    assert built_in.validation == int8_texts.read_validation_texts(manifest_with(manifest, built_in), None)
 
 
 def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_path: Path) -> None:
@@ -124,10 +125,10 @@ def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_
     numbered_texts(tmp_path / "new.txt", range(40, 60))
 
     with pytest.raises(UsageError, match=r" 5 of the 25 texts .*others.txt`"):
-        int8_texts.read_validation_texts(made_with(manifest, split), tmp_path / "others.txt")
+        int8_texts.read_validation_texts(manifest_with(manifest, split), tmp_path / "others.txt")
     with pytest.raises(UsageError, match=r" 20 texts .* --int8-validation"):  # not silently on the built-in texts
-        int8_texts.read_validation_texts(made_with(manifest, split), None)
-    other_texts = int8_texts.read_validation_texts(made_with(manifest, split), tmp_path / "new.txt")
+        int8_texts.read_validation_texts(manifest_with(manifest, split), None)
+    other_texts = int8_texts.read_validation_texts(manifest_with(manifest, split), tmp_path / "new.txt")
     assert tuple(f"text {i}" for i in range(40, 60)) == other_texts.lines
 
 

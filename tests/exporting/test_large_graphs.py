@@ -112,13 +112,13 @@ def test_the_manifest_has_every_file_with_digest_and_size(source: Path, monkeypa
     others = {files.MANIFEST_FILE, files.TOKENIZER_FILE, files.CARD_FILE}
     assert two | one | others | {f"{name}.data" for name in two} == {path.name for path in large.iterdir()}
     manifest = files.load_bundle(large).manifest
-    listed = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
+    digests = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
 
-    assert {path.name: (files.digest(path), path.stat().st_size) for path in large.iterdir() if path.name.startswith("model.")} == listed
+    assert {path.name: (files.digest(path), path.stat().st_size) for path in large.iterdir() if path.name.startswith("model.")} == digests
     fp32, int8 = (next(graph for graph in manifest.graphs if graph.provider == "cpu" and graph.precision == p) for p in ("fp32", "int8"))
     assert (int8.sha256, ()) == (int8.identity, int8.data)
-    changed = fp32.model_copy(update={"data": (fp32.data[0].model_copy(update={"sha256": "0" * 64}),)})
-    assert 3 == len({fp32.identity, fp32.sha256, changed.identity})
+    other = fp32.model_copy(update={"data": (fp32.data[0].model_copy(update={"sha256": "0" * 64}),)})
+    assert 3 == len({fp32.identity, fp32.sha256, other.identity})
 
 
 def test_the_command_prints_the_total_size_and_the_service_loads_the_bundle(

@@ -150,9 +150,9 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
 
 
 def test_no_output_hides_one_that_is_not_a_number() -> None:
-    sound, broken = np.array([1, 2], np.float32), np.array([1, np.nan], np.float32)
+    sound, invalid = np.array([1, 2], np.float32), np.array([1, np.nan], np.float32)
 
-    assert np.isnan(inference.rms_error([sound, sound], [sound, broken]))
+    assert np.isnan(inference.rms_error([sound, sound], [sound, invalid]))
 
 
 def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_of: QuantizedOf, tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_o
     expected = inference.compute_outputs(quantized.staged.packed, feeds)
     limit = 0.6 * inference.rms_error(expected, inference.compute_outputs(quantized.target, feeds))
     counts, error = int8(quantized.staged, tmp_path / "int8.onnx", max_error=limit)
-    left = inference.rms_error(expected, inference.compute_outputs(tmp_path / "int8.onnx", feeds))
+    remainder = inference.rms_error(expected, inference.compute_outputs(tmp_path / "int8.onnx", feeds))
 
-    assert left == error <= limit
+    assert remainder == error <= limit
     assert counts["KeptFloat"] + counts["MatMulIntegerToFloat"] == quantized.counts["MatMulIntegerToFloat"]
     assert 0 < counts["KeptFloat"] < quantized.counts["MatMulIntegerToFloat"]
 

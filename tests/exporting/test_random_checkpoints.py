@@ -21,7 +21,7 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed, fill_mask, multiple_choice, question_answering
 from bertserve.service.text.windows import default_stride
-from bundles import Served, exported
+from bundles import Service, exported
 from random_checkpoints import AUTO, EMBED, Case, cases, write
 from task_runs import answer_input, begin, classify_input, ner_input
 
@@ -92,8 +92,8 @@ class User:
         """Returns the scores by label or the vector of a text; None for other tasks."""
         if self.case.task == "text-classification":
             pipeline = transformers.TextClassificationPipeline(model=self.model, tokenizer=self.tokenizer)
-            found = pipeline.postprocess({"logits": torch.tensor(row["logits"])[None]}, top_k=None, _legacy=False)
-            return {item["label"]: item["score"] for item in found}
+            actual = pipeline.postprocess({"logits": torch.tensor(row["logits"])[None]}, top_k=None, _legacy=False)
+            return {item["label"]: item["score"] for item in actual}
         if self.case.task == EMBED:
             hidden = row["last_hidden_state"]
             pools = {"mean": hidden.mean(axis=0), "max": hidden.max(axis=0)}
@@ -133,8 +133,8 @@ def _check(case: Case, texts: list[str], folder: Path) -> None:
 
 
 def _compare(case: Case, user: User, bundle: Bundle, texts: Sequence[str]) -> None:
-    served = Served(bundle)
-    tokenizer, engine = served.tokenizer, served.engine
+    service = Service(bundle)
+    tokenizer, engine = service.tokenizer, service.engine
     assert case.limit == tokenizer.max_length
     if case.task == "token-classification":
         assert [user.model.config.id2label[i] for i in range(case.labels)] == list(bundle.manifest.labels)
@@ -144,36 +144,36 @@ def _compare(case: Case, user: User, bundle: Bundle, texts: Sequence[str]) -> No
     for text in (*texts, *FIXED):
         for request, windows in _requests(case, user, bundle.manifest, text, texts[-1]):
             try:
-                begun = begin(served.task, request, tokenizer, bundle.manifest)
+                prediction = begin(service.task, request, tokenizer, bundle.manifest)
             except InvalidValueError as error:
                 assert "empty" in str(error) or "room for" in str(error), request
                 continue
-            encodings = begun.step.encodings
+            encodings = prediction.step.encodings
             if not encodings:
                 continue
             assert [window["input_ids"] for window in windows] == [encoding.ids.tolist() for encoding in encodings], request
             right = [user.run(window) for window in windows]
             alone = [engine.run([encoding])[0] for encoding in encodings]
             _assert_close(right, alone)
-            _assert_decoded(user.decoded(right[0]), begun.finish(alone))
+            _assert_decoded(user.decoded(right[0]), prediction.finish(alone))
             batch += encodings
             expected += right
     if batch and bundle.graph("cpu").batch_invariant:
         _assert_close(expected, engine.run(batch))
 
 
-def _assert_close(expected: Sequence[Any], found: Sequence[Any]) -> None:
-    for right, row in zip(expected, found, strict=True):
+def _assert_close(expected: Sequence[Any], actual: Sequence[Any]) -> None:
+    for right, row in zip(expected, actual, strict=True):
         for name, value in row.items():
             bound = max(ABSOLUTE, RELATIVE * float(np.abs(right[name]).max(initial=0)))
             np.testing.assert_allclose(value, right[name], rtol=0, atol=bound)
 
 
-def _assert_decoded(expected: Any, found: Any) -> None:
+def _assert_decoded(expected: Any, actual: Any) -> None:
     if isinstance(expected, dict):
-        assert expected == pytest.approx({item["label"]: item["score"] for item in found}, rel=RELATIVE, abs=ABSOLUTE)
+        assert expected == pytest.approx({item["label"]: item["score"] for item in actual}, rel=RELATIVE, abs=ABSOLUTE)
     elif expected is not None:
-        np.testing.assert_allclose(found, expected, rtol=RELATIVE, atol=ABSOLUTE)
+        np.testing.assert_allclose(actual, expected, rtol=RELATIVE, atol=ABSOLUTE)
 
 
 def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str) -> list[tuple[Any, list[dict[str, list[int]]]]]:

@@ -17,7 +17,7 @@ from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.tasks.step import TaskModel, run_all
-from bundles import Served, exported, refused
+from bundles import Service, exported, refused
 from checkpoints import ROWS, edit_json, save, service_tokenizer, write_modules
 from golden import cases
 from golden.make_sentence_transformers import FILE, SECOND_TEXTS, TEXTS, write_base, write_files
@@ -42,7 +42,7 @@ SETTINGS, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_conf
 ACTIVATION = "torch.nn.modules.activation."
 
 
-def written(folder: Path, name: str, **changes: dict[str, Any]) -> Path:
+def checkpoint_of(folder: Path, name: str, **changes: dict[str, Any]) -> Path:
     """Writes the checkpoint of a golden line, with changed fields of some files, and returns its folder."""
     line = GOLDEN[name]
     path = write_base(folder / "model", line["labels"])
@@ -75,7 +75,7 @@ def close(expected: Any) -> Any:
 @pytest.mark.parametrize("name", lines_with("vectors"))
 def test_vectors_are_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
     """Each version's files give its vectors: pooling, layers after it, prompts, length, lowercase, normalization and truncation."""
-    checkpoint = load_checkpoint(str(written(tmp_path, name)))
+    checkpoint = load_checkpoint(str(checkpoint_of(tmp_path, name)))
     vectors = in_pytorch(checkpoint, tmp_path, {"inputs": TEXTS}, embed.TASK)
     assert [close(vector) for vector in GOLDEN[name]["vectors"]] == vectors
 
@@ -83,9 +83,9 @@ def test_vectors_are_those_of_sentence_transformers(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", lines_with("scores"))
 def test_scores_are_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
     """Each version writes the function of a cross-encoder to another place."""
-    checkpoint = load_checkpoint(str(written(tmp_path, name)))
-    found = in_pytorch(checkpoint, tmp_path, {"inputs": PAIRS}, classify.TASK)
-    scores = [[score for _, score in sorted((item["label"], item["score"]) for item in result)] for result in found]
+    checkpoint = load_checkpoint(str(checkpoint_of(tmp_path, name)))
+    answers = in_pytorch(checkpoint, tmp_path, {"inputs": PAIRS}, classify.TASK)
+    scores = [[score for _, score in sorted((item["label"], item["score"]) for item in result)] for result in answers]
     assert [close(expected) for expected in GOLDEN[name]["scores"]] == scores
 
 
@@ -93,10 +93,10 @@ def test_scores_are_those_of_sentence_transformers(name: str, tmp_path: Path) ->
 def test_the_graph_makes_the_vectors_and_compares_them(name: str, tmp_path: Path) -> None:
     """A pooling or layer that the service does not have is in the graph; the answers for a padded batch are those of sentence-transformers."""
     line = GOLDEN[f"6.2.0/{name}"]
-    served = Served(exported(written(tmp_path, f"6.2.0/{name}")))
-    assert [close(vector) for vector in line["vectors"]] == served.answer({"inputs": TEXTS})
+    service = Service(exported(checkpoint_of(tmp_path, f"6.2.0/{name}")))
+    assert [close(vector) for vector in line["vectors"]] == service.answer({"inputs": TEXTS})
     sentences = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
-    assert close(line["similarity"]) == served.answer({"inputs": sentences}, similarity.TASK)
+    assert close(line["similarity"]) == service.answer({"inputs": sentences}, similarity.TASK)
 
 
 def test_t5_encoders_with_a_dense_layer_are_exported(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_t5_encoders_with_a_dense_layer_are_exported(tmp_path: Path) -> None:
     source = save(tmp_path / "t5", "T5EncoderModel", T5Config(vocab_size=ROWS, **sizes))
     files = GOLDEN["6.2.0/dense"]["files"]
     write_files(source, {name: content for name, content in files.items() if name != "tokenizer_config.json"})
-    [vector] = Served(exported(source)).answer({"inputs": "good"})
+    [vector] = Service(exported(source)).answer({"inputs": "good"})
     checkpoint = load_checkpoint(str(source))
     [[expected]] = [in_pytorch(checkpoint, tmp_path, {"inputs": ["good"]}, embed.TASK)]
     assert (8, close(expected)) == (len(vector), vector)
@@ -113,22 +113,22 @@ def test_t5_encoders_with_a_dense_layer_are_exported(tmp_path: Path) -> None:
 
 def test_requests_choose_other_vectors_of_a_model_with_its_own_pooling(tmp_path: Path) -> None:
     """`pooling` and `layers` read the vectors of tokens; `dimensions` replaces the model's truncation, and `none` has none."""
-    served = Served(exported(written(tmp_path, "6.2.0/truncate-normalized"), layers=(1, 2)))
+    service = Service(exported(checkpoint_of(tmp_path, "6.2.0/truncate-normalized"), layers=(1, 2)))
     lengths = {
-        len(served.answer({"inputs": "porto", **options})[0])
+        len(service.answer({"inputs": "porto", **options})[0])
         for options in ({}, {"pooling": "mean"}, {"pooling": "max", "layers": [1, 2]}, {"normalize": True})
     }
     assert {5} == lengths
-    assert 9 == len(served.answer({"inputs": "porto", "dimensions": 9})[0])
-    assert 12 == len(served.answer({"inputs": "porto", "pooling": "none"})[0][0])
-    [unit] = served.answer({"inputs": "porto", "normalize": True})
+    assert 9 == len(service.answer({"inputs": "porto", "dimensions": 9})[0])
+    assert 12 == len(service.answer({"inputs": "porto", "pooling": "none"})[0][0])
+    [unit] = service.answer({"inputs": "porto", "normalize": True})
     assert pytest.approx(1, abs=1e-6) == sum(value * value for value in unit)
     with pytest.raises(InvalidValueError):
-        served.answer({"inputs": "porto", "layers": [1]})
+        service.answer({"inputs": "porto", "layers": [1]})
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "changes", "named"),
+    ("name", "file", "changes", "word"),
     [
         # unknown settings, and unsupported values of known ones
         ("mean", SETTINGS, {"new_setting": 1}, "`new_setting`"),
@@ -154,8 +154,8 @@ def test_requests_choose_other_vectors_of_a_model_with_its_own_pooling(tmp_path:
         ("identity", "config.json", {"problem_type": "multi_label_classification"}, "`problem_type`"),
     ],
 )
-def test_settings_that_are_not_supported_are_refused(tmp_path: Path, name: str, file: str, changes: dict[str, Any], named: str) -> None:
-    assert named in refused(written(tmp_path, f"6.2.0/{name}", **{file: changes}))
+def test_settings_that_are_not_supported_are_refused(tmp_path: Path, name: str, file: str, changes: dict[str, Any], word: str) -> None:
+    assert word in refused(checkpoint_of(tmp_path, f"6.2.0/{name}", **{file: changes}))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_settings_that_are_not_supported_are_refused(tmp_path: Path, name: str, 
 )
 def test_steps_that_are_not_supported_are_refused(tmp_path: Path, name: str, kinds: tuple[str, ...]) -> None:
     """`identity` is a cross-encoder, which has no further steps."""
-    path = written(tmp_path, f"6.2.0/{name}")
+    path = checkpoint_of(tmp_path, f"6.2.0/{name}")
     write_modules(path, *kinds)
     assert kinds[-1] in refused(path)
 
@@ -181,14 +181,14 @@ def test_steps_that_are_not_supported_are_refused(tmp_path: Path, name: str, kin
     ],
 )
 def test_settings_that_change_nothing_are_allowed(tmp_path: Path, changes: dict[str, Any]) -> None:
-    path = written(tmp_path, "6.2.0/mean", **{TRANSFORMER: changes, SETTINGS: {"requirements": {"transformers": ">=5"}}})
+    path = checkpoint_of(tmp_path, "6.2.0/mean", **{TRANSFORMER: changes, SETTINGS: {"requirements": {"transformers": ">=5"}}})
     vectors = in_pytorch(load_checkpoint(str(path)), tmp_path, {"inputs": TEXTS}, embed.TASK)
     assert [close(vector) for vector in GOLDEN["6.2.0/mean"]["vectors"]] == vectors
 
 
 def test_dense_weights_can_be_pickled(tmp_path: Path) -> None:
     """LaBSE and distiluse have such files. Other objects than tensors are refused."""
-    path = written(tmp_path, "6.2.0/dense")
+    path = checkpoint_of(tmp_path, "6.2.0/dense")
     safetensors, pickled = path / "2_Dense/model.safetensors", path / "2_Dense/pytorch_model.bin"
     torch.save(load_file(safetensors), pickled)
     safetensors.unlink()
@@ -202,7 +202,7 @@ def test_dense_weights_can_be_pickled(tmp_path: Path) -> None:
 
 
 def test_the_weights_of_dense_modules_are_part_of_the_digest(tmp_path: Path) -> None:
-    path = written(tmp_path, "6.2.0/dense")
+    path = checkpoint_of(tmp_path, "6.2.0/dense")
     digest = load_checkpoint(str(path)).origin.weights_sha256
     write_files(path, {"2_Dense/config.json": {"in_features": 12, "out_features": 6, "bias": True}})
     assert digest != load_checkpoint(str(path)).origin.weights_sha256
@@ -210,7 +210,7 @@ def test_the_weights_of_dense_modules_are_part_of_the_digest(tmp_path: Path) -> 
 
 def test_vectors_can_have_few_values(tmp_path: Path) -> None:
     """The example of a bundle asks for fewer values."""
-    path = written(tmp_path, "6.2.0/dense")
+    path = checkpoint_of(tmp_path, "6.2.0/dense")
     write_files(path, {"2_Dense/config.json": {"in_features": 12, "out_features": 2, "bias": True}})
     checkpoint = load_checkpoint(str(path))
     [vector] = in_pytorch(checkpoint, tmp_path, feature_extraction.EXPORT_TASK.example(checkpoint.tokenizer), embed.TASK)

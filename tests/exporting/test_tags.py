@@ -7,7 +7,7 @@ import pytest
 
 from bertserve.export.tasks import token_classification
 from bertserve.export.tasks.tags import read_tags, tag_like_labels
-from bundles import Served, exported
+from bundles import Service, exported
 from checkpoints import bert, edit_json
 from fakes import Head
 
@@ -57,8 +57,8 @@ def test_labels_that_look_like_tags_but_are_names_are_reported(labels: str, unre
 
 
 @pytest.fixture(name="usual", scope="module")
-def tagger_with_usual_labels(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    return Served(exported(bert(tmp_path_factory.mktemp("usual"), labels=BIOES, architecture="BertForTokenClassification")))
+def tagger_with_usual_labels(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    return Service(exported(bert(tmp_path_factory.mktemp("usual"), labels=BIOES, architecture="BertForTokenClassification")))
 
 
 @pytest.mark.torch
@@ -66,25 +66,25 @@ def tagger_with_usual_labels(tmp_path_factory: pytest.TempPathFactory) -> Served
     "labels",
     ["O B_PER M_PER E_PER W_PER", *(pytest.param(x, marks=FULL) for x in ("O B-PER M-PER E-PER S-PER", "o per-b per-i per-l per-u"))],
 )
-def test_entities_do_not_depend_on_the_spelling(usual: Served, tmp_path: Path, labels: str) -> None:
+def test_entities_do_not_depend_on_the_spelling(usual: Service, tmp_path: Path, labels: str) -> None:
     """Tokens have the checkpoint's own labels."""
     names, texts = tuple(labels.split()), ["a good film was bad and the book was great", "good bad fine dull, great poor very!"]
     source = bert(tmp_path, labels=BIOES, architecture="BertForTokenClassification")
     edit_json(source / "config.json", id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})
-    other = Served(exported(source))
+    other = Service(exported(source))
 
-    def entities(served: Served, strategy: str) -> Any:
-        return served.answer({"inputs": texts, "parameters": {"aggregation_strategy": strategy}})
+    def entities(service: Service, strategy: str) -> Any:
+        return service.answer({"inputs": texts, "parameters": {"aggregation_strategy": strategy}})
 
     for strategy in ("simple", "first"):
-        expected = [[item | {"entity_group": item["entity_group"].lower()} for item in found] for found in entities(usual, strategy)]
+        expected = [[item | {"entity_group": item["entity_group"].lower()} for item in items] for items in entities(usual, strategy)]
         assert expected == [
-            [item | {"entity_group": item["entity_group"].lower()} for item in found] for found in entities(other, strategy)
+            [item | {"entity_group": item["entity_group"].lower()} for item in items] for items in entities(other, strategy)
         ]
         assert any(expected)
     tokens = dict(zip(BIOES, names, strict=True))
-    assert [[tokens[item["entity"]] for item in found] for found in entities(usual, "none")] == [
-        [item["entity"] for item in found] for found in entities(other, "none")
+    assert [[tokens[item["entity"]] for item in items] for items in entities(usual, "none")] == [
+        [item["entity"] for item in items] for items in entities(other, "none")
     ]
 
 

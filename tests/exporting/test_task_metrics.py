@@ -72,18 +72,18 @@ NONE, ONE, BOTH = scored(a=0.1, b=0.1), scored(a=0.9, b=0.1), scored(a=0.9, b=0.
 def test_agreement_is_the_share_of_equal_labels_or_the_f1_of_sets(
     task: str, config: Head, pairs: list[tuple[Any, Any]], expected: tuple[str, float | None, int]
 ) -> None:
-    found = measure(task, config, *pairs)
-    assert expected == (found.measure, found.value, found.decisions)
+    result = measure(task, config, *pairs)
+    assert expected == (result.measure, result.value, result.decisions)
 
 
 def test_agreement_of_vectors_is_their_cosine() -> None:
     """The share of equal labels would be 1 for any vectors, because vectors have no labels. For token vectors, the worst token counts."""
-    found = measure(
+    result = measure(
         "feature-extraction", Head(), ([1.0, 0.0], [2.0, 0.0]), ([1.0, 0.0], [0.0, 1.0]), ([[1.0, 0.0]] * 2, [[1.0, 0.0], [0.6, 0.8]])
     )
 
-    assert ("cosine", 3) == (found.measure, found.decisions)
-    assert (pytest.approx((1 + 0 + 0.6) / 3), pytest.approx(0.0)) == (found.value, found.worst)
+    assert ("cosine", 3) == (result.measure, result.decisions)
+    assert (pytest.approx((1 + 0 + 0.6) / 3), pytest.approx(0.0)) == (result.value, result.worst)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_entity_f1_agrees_with_seqeval(scheme: str | None, seed: int) -> None:
     """Tags in any order, as a model can give them, are read like seqeval's default, which follows the CoNLL script."""
     rng = random.Random(seed)
     if scheme is None:
-        right, found = ([[rng.choice(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")) for _ in range(12)] for _ in range(30)] for _ in range(2))
-        expected = seqeval.metrics.f1_score(right, found)
+        right, guesses = ([[rng.choice(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")) for _ in range(12)] for _ in range(30)] for _ in range(2))
+        expected = seqeval.metrics.f1_score(right, guesses)
     else:
         right = [sentence(rng, scheme) for _ in range(20)]
-        found = [tags if rng.random() < 0.6 else sentence(rng, scheme) for tags in right]
-        expected = seqeval.metrics.f1_score(right, found, mode="strict", scheme=SCHEMES[scheme])
-    spans = [[evaluation.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, found)]
+        guesses = [tags if rng.random() < 0.6 else sentence(rng, scheme) for tags in right]
+        expected = seqeval.metrics.f1_score(right, guesses, mode="strict", scheme=SCHEMES[scheme])
+    spans = [[evaluation.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, guesses)]
 
     assert 0 < expected < 1  # some right, some wrong
     assert expected == pytest.approx(evaluation.micro_f1(*spans), abs=1e-12)

@@ -18,7 +18,7 @@ from app_client import call_fresh, rejected
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.tasks import multiple_choice
-from bundles import FAST, Run, Served, Verify, exported, json_lines, refused
+from bundles import FAST, Run, Service, Verify, exported, json_lines, refused
 from checkpoints import edit_json, edit_weights
 from families import ALL_HEADS, FAMILIES, Family
 from task_runs import answer_input, classify_input
@@ -69,9 +69,9 @@ def saved_by(version: str | None, path: Path, **settings: Any) -> Path:
 
 def types_of(source: Path, **options: Any) -> list[int] | None:
     """Returns the token types of a pair that the graph gets, or None if it gets none."""
-    loaded = load_checkpoint(str(source), LoadOptions(**options))
-    spec = loaded.tokenizer
-    return [piece.type_id for piece in spec.pair or ()] if any(given.fill == "type_ids" for given in loaded.inputs) else None
+    checkpoint = load_checkpoint(str(source), LoadOptions(**options))
+    spec = checkpoint.tokenizer
+    return [piece.type_id for piece in spec.pair or ()] if any(item.fill == "type_ids" for item in checkpoint.inputs) else None
 
 
 def template_of(source: Path) -> list[int]:
@@ -152,10 +152,10 @@ def requests_of(task: str) -> list[tuple[Any, tuple[str, ...]]]:
     return [pair] if task in families.PRETRAINING else [pair, (classify_input(FIRST), (FIRST,))]
 
 
-def in_pytorch(source: Path, task: str, texts: tuple[str, ...], *, typed: bool) -> dict[str, Any]:
+def in_pytorch(source: Path, task: str, texts: tuple[str, ...], *, with_types: bool) -> dict[str, Any]:
     """Returns the outputs of transformers by name, with the types of tokenizer.json or without types."""
     encoding = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json")).encode(*texts)
-    inputs = {"input_ids": encoding.ids} | ({"token_type_ids": encoding.type_ids} if typed else {})
+    inputs = {"input_ids": encoding.ids} | ({"token_type_ids": encoding.type_ids} if with_types else {})
     model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()
     rows = {name: torch.tensor([values]) for name, values in inputs.items()}
     with torch.no_grad():
@@ -163,12 +163,12 @@ def in_pytorch(source: Path, task: str, texts: tuple[str, ...], *, typed: bool) 
     return outputs
 
 
-def differences(source: Path, bundle: Bundle, task: str, *, typed: bool) -> list[float]:
+def differences(source: Path, bundle: Bundle, task: str, *, with_types: bool) -> list[float]:
     """Returns the largest difference of an output from PyTorch for each request."""
-    served = Served(bundle)
+    service = Service(bundle)
     worst = []
     for request, texts in requests_of(task):
-        [row], expected = served.alone(request), in_pytorch(source, task, texts, typed=typed)
+        [row], expected = service.alone(request), in_pytorch(source, task, texts, with_types=with_types)
         worst.append(max(float(np.abs(values - expected[name][0].numpy()).max()) for name, values in row.items()))
     return worst
 
@@ -188,11 +188,11 @@ def test_answers_are_those_of_pytorch_with_the_types_of_training(family: str, ta
     source = saved_by(version, FAMILIES[family].save(tmp_path / "checkpoint", task))
     # a random first type differs little from the second one
     edit_weights(source, lambda tensors: [tensors[name].mul_(5) for name in tensors if "token_type" in name or "seg_embed" in name])
-    bundle, typed = exported(source), version == OLD
+    bundle, with_types = exported(source), version == OLD
 
-    assert max(differences(source, bundle, task, typed=typed)) <= 1e-4
-    assert max(differences(source, bundle, task, typed=not typed)) > 1e-2
-    assert ("template" if typed else "zero") == bundle.manifest.source.token_types
+    assert max(differences(source, bundle, task, with_types=with_types)) <= 1e-4
+    assert max(differences(source, bundle, task, with_types=not with_types)) > 1e-2
+    assert ("template" if with_types else "zero") == bundle.manifest.source.token_types
 
 
 @pytest.mark.parametrize("flag", ["template", pytest.param("zero", marks=pytest.mark.full_grid)])
@@ -202,7 +202,7 @@ def test_a_flag_decides_and_manifest_and_card_record_it(flag: str, tmp_path: Pat
     assert (0, "") == run(source, *FAST, "--token-types", flag)
     bundle = load_bundle(output / "checkpoint")
 
-    assert max(differences(source, bundle, "text-classification", typed=flag == "template")) <= 1e-4
+    assert max(differences(source, bundle, "text-classification", with_types=flag == "template")) <= 1e-4
     assert flag == bundle.manifest.source.token_types
     assert "token types" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
     assert 0 == verify(bundle.path, "--checkpoint", source)[0]
@@ -227,8 +227,8 @@ def models_of_single_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = one_type(tmp_path_factory.mktemp("one") / "checkpoint")
     edit_json(source / "config.json", id2label={"0": "entailment", "1": "neutral", "2": "contradiction"})
     bundle = exported(source, attentions=True)
-    [row] = Served(bundle).alone(classify_input(FIRST))
-    expected = in_pytorch(source, "text-classification", (FIRST,), typed=True)["logits"][0].numpy()
+    [row] = Service(bundle).alone(classify_input(FIRST))
+    expected = in_pytorch(source, "text-classification", (FIRST,), with_types=True)["logits"][0].numpy()
     assert float(np.abs(row["logits"] - expected).max()) <= 1e-4
     return bundle.path.parent
 
@@ -259,10 +259,10 @@ def test_a_model_with_one_type_is_refused_for_a_task_of_pairs(tmp_path: Path, ta
 def test_a_model_with_one_type_reads_pairs_without_types(tmp_path: Path) -> None:
     """Pairs work if the tokenizer gives no types, or if the user says so."""
     source = one_type(tmp_path / "checkpoint", model_input_names=["input_ids", "attention_mask"])
-    assert max(differences(source, exported(source), "text-classification", typed=False)) <= 1e-4
+    assert max(differences(source, exported(source), "text-classification", with_types=False)) <= 1e-4
 
     other = one_type(tmp_path / "other")
-    assert max(differences(other, exported(other, token_types="zero"), "text-classification", typed=False)) <= 1e-4
+    assert max(differences(other, exported(other, token_types="zero"), "text-classification", with_types=False)) <= 1e-4
 
 
 def test_pairs_to_calibrate_a_model_of_single_texts_are_refused(tmp_path: Path) -> None:

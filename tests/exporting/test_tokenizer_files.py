@@ -48,11 +48,11 @@ def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
 
 def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source, text = bert(tmp_path), "ﬁne GOOD ﬁlm ÀÉ (film)..."
-    written = rewrite(
+    files = rewrite(
         source, normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), pre_tokenizer=pre_tokenizers.Whitespace()
     )
     checkpoint = load_checkpoint(str(source))
-    expected = written.encode(text, add_special_tokens=False).ids
+    expected = files.encode(text, add_special_tokens=False).ids
 
     assert expected != transformers.AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
     assert expected == checkpoint.hf_tokenizer(text, add_special_tokens=False)["input_ids"]

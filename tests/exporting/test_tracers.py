@@ -1,6 +1,6 @@
 """PyTorch's two exporters: their graphs have the same form, and dynamo is tried first.
 
-Most other tests trace with TorchScript, which takes a tenth of the time (`exports_stay_offline_and_trace_quickly` in tests/conftest.py).
+test_export_families.py also uses dynamo. Most other tests use TorchScript, which takes a tenth of the time (tests/conftest.py).
 """
 
 import dataclasses
@@ -17,13 +17,11 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
-from families import CASES, FAMILIES
-from grid import measure, most_of_int8
+from families import FAMILIES
 
 pytestmark = pytest.mark.torch
 
 BOTH: tuple[Tracer, ...] = ("dynamo", "torchscript")
-SCALAR_FIRST = {"XLNet"}  # computes `1.0 - attention_mask` with integers, see below
 
 
 @pytest.fixture(name="small", scope="module")
@@ -46,11 +44,11 @@ def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path) -> No
 
 def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, TorchScript traces a model that dynamo cannot export. If dynamo is requested, or both fail, the error has the causes."""
-    broken = [torch.compiler.is_exporting]
+    failures = [torch.compiler.is_exporting]
 
     class Untraceable(type(small.model)):
         def forward(self, **inputs: Any) -> Any:
-            if any(is_traced() for is_traced in broken):
+            if any(is_traced() for is_traced in failures):
                 raise ValueError("This operator is unknown.\nMore.")
             return super().forward(**inputs)
 
@@ -61,7 +59,7 @@ def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Pat
     assert onnx_trace.OPSETS["torchscript"] == rewrite.load(tmp_path / "raw.onnx").graph.opset_imports[""]
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(untraceable, tmp_path / "raw.onnx", "dynamo")
-    broken.append(torch.jit.is_tracing)
+    failures.append(torch.jit.is_tracing)
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(untraceable, tmp_path / "raw.onnx")
 
@@ -78,17 +76,3 @@ def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Pat
     counting = dataclasses.replace(small, model=Counting(small.model.config))
     with pytest.raises(GraphError, match=r" dynamo .* \['input_ids', "):
         onnx_trace.trace(counting, tmp_path / "raw.onnx", "dynamo")
-
-
-@pytest.mark.full_grid
-@pytest.mark.parametrize(("family", "task"), CASES)
-def test_every_family_is_exported_with_the_default_tracer(family: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_trace, "TRACERS", BOTH)
-    found = measure(family, task, tmp_path)
-
-    assert onnx_trace.OPSETS["torchscript" if family in SCALAR_FIRST else "dynamo"] == found.fp32_graph.validation.opset
-    assert found.error <= 1e-4
-    agreement = found.fp32_graph.validation.agreement
-    assert pytest.approx(1, abs=1e-3) == agreement.value
-    assert all(graph.batch_invariant for graph in found.bundle.manifest.graphs)
-    assert 0 < found.int8 < most_of_int8(task)

@@ -37,9 +37,9 @@ class Tutorial:
 
     def run(self, command: str) -> str:
         """Runs a command that must end with exit code 0; returns its stdout."""
-        done = subprocess.run(command, shell=True, cwd=self.folder, env=environment(), capture_output=True, text=True, check=False)
-        assert 0 == done.returncode, done.stderr
-        return done.stdout
+        result = subprocess.run(command, shell=True, cwd=self.folder, env=environment(), capture_output=True, text=True, check=False)
+        assert 0 == result.returncode, result.stderr
+        return result.stdout
 
     @contextmanager
     def serving(self, command: str) -> Iterator[None]:
@@ -53,9 +53,9 @@ class Tutorial:
             finally:
                 service.terminate()
 
-    def assert_answer(self, shown: str, ask: str) -> None:
+    def assert_answer(self, expected: str, command: str) -> None:
         """Asserts that a response has the same best labels and about the same scores as the response on the page."""
-        expected, answer = json.loads(shown), json.loads(self.run(ask))
+        expected, answer = json.loads(expected), json.loads(self.run(command))
         assert [row[0]["label"] for row in expected] == [row[0]["label"] for row in answer]
         for one, other in zip(expected, answer, strict=True):
             assert difference(one[0], other[0], TOLERANCE) is None
@@ -76,15 +76,15 @@ def assert_accuracy(trained: str, verified: str) -> None:
 
 def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
     page = Tutorial(tmp_path, str(free_ports(1)[0]))
-    _, train, export, check, serve, ask, ask_two, ask_wrong, export_again, verify, load = page.blocks("bash")
+    _, train, export, check, serve, request, request_two, wrong_request, export_again, verify, load = page.blocks("bash")
 
     trained = page.run(train)
     page.run(export)
     assert "support: text-classification, cpu/fp32: ok" in page.run(check)
     with page.serving(serve):
-        for shown, command in zip(page.blocks("json"), [ask, ask_two], strict=True):
-            page.assert_answer(shown, command)
-        assert "did you mean `top_k`?" in page.run(ask_wrong)
+        for output, command in zip(page.blocks("json"), [request, request_two], strict=True):
+            page.assert_answer(output, command)
+        assert "did you mean `top_k`?" in page.run(wrong_request)
     page.run(export_again)
     assert_accuracy(trained, page.run(verify))
     with page.serving(serve):

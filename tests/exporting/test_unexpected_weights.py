@@ -71,9 +71,9 @@ DISTANCES = tuple(f"encoder.layer.{layer}.attention.self.distance_embedding.weig
     ],
 )
 def test_the_proposed_patterns_name_the_weights_of_all_layers(names: Sequence[str], patterns: list[str]) -> None:
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(CheckpointError) as caught:
         refuse(*names)
-    assert patterns == re.findall(r"--ignore-weights '([^']+)'", str(refused.value))
+    assert patterns == re.findall(r"--ignore-weights '([^']+)'", str(caught.value))
     refuse(*names, ignored=tuple(patterns))
 
 

@@ -69,10 +69,10 @@ def test_a_minimum_agreement_applies_to_the_measure_of_the_task(
 ) -> None:
     path = sound(tmp_path, task, other_seed=seed, **fields)
     lines = data(tmp_path, *({"text": text} for text in TEXTS))
-    found, checks = verify(path, "--data", lines, "--min-agreement", "0.99")
+    actual, checks = verify(path, "--data", lines, "--min-agreement", "0.99")
 
     metrics = checks["agreement cpu/int8"]["metrics"]
-    assert (code, code == 0, measure) == (found, checks["agreement cpu/int8"]["passed"], metrics["measure"])
+    assert (code, code == 0, measure) == (actual, checks["agreement cpu/int8"]["passed"], metrics["measure"])
     assert 0 < metrics["decisions"] <= len(TEXTS)
     assert (metrics["agreement"] >= 0.99) is (code == 0)
 
@@ -81,9 +81,9 @@ def test_a_minimum_agreement_applies_to_the_measure_of_the_task(
 def test_data_has_the_bounds_of_the_export(tmp_path: Path, verify: Verify, limit: float, code: int) -> None:
     """An int8 graph that is far from the fp32 graph fails, unless the export allowed such an error."""
     path = tiny.edit(sound(tmp_path, other_seed=1), lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=limit))
-    found, checks = verify(path, "--data", data(tmp_path, *({"text": text, "label": 0} for text in TEXTS)))
+    actual, checks = verify(path, "--data", data(tmp_path, *({"text": text, "label": 0} for text in TEXTS)))
 
-    assert (code, code == 0) == (found, checks["parity cpu/int8"]["passed"])
+    assert (code, code == 0) == (actual, checks["parity cpu/int8"]["passed"])
 
 
 def test_texts_of_one_kind_do_not_fail_the_bounds(tmp_path: Path, verify: Verify) -> None:
@@ -106,9 +106,9 @@ def test_a_float_graph_has_the_bounds_of_the_export_on_data(tmp_path: Path, veri
 
     path = with_gpu_graph(sound(tmp_path))
     edit_constant(path / "model.cuda.fp16.onnx", "words", change)
-    found, checks = verify(store_digests(path), "--data", data(tmp_path, {"text": "dull", "label": 0}, {"text": "good", "label": 0}))
+    actual, checks = verify(store_digests(path), "--data", data(tmp_path, {"text": "dull", "label": 0}, {"text": "good", "label": 0}))
 
-    assert (code, code == 0) == (found, checks["parity cuda/fp16"]["passed"])
+    assert (code, code == 0) == (actual, checks["parity cuda/fp16"]["passed"])
 
 
 def test_a_minimum_agreement_needs_a_baseline(tmp_path: Path, verify: Verify) -> None:
@@ -180,7 +180,8 @@ def test_a_line_without_a_result_fails_the_data_check(tmp_path: Path, verify: Ve
 
     check = checks["parity cpu/int8"]
     assert (1, False) == (code, check["passed"])
-    assert (True, True) == (check["detail"].startswith(f"{failing} "), "line 2 " in check["detail"])
+    assert check["detail"].startswith(f"{failing} ")
+    assert "line 2 " in check["detail"]
     assert "agreement cpu/int8" not in checks
     assert ("accuracy cpu/fp32" in checks) is (failing == "cpu/int8")
 
@@ -227,10 +228,13 @@ def test_metrics_of_a_glue_task_are_those_of_scikit_learn(tmp_path: Path, verify
         expected = {"Pearson correlation": stats.pearsonr(gold, values).statistic, "mean absolute error": np.abs(gold - values).mean()}
         expected["Spearman correlation"] = stats.spearmanr(gold, values).statistic
     else:
-        chosen = logits.argmax(axis=1)
-        gold = np.where(np.arange(len(chosen)) % 3, chosen, (chosen + 1) % len(labels))
-        expected = {"accuracy": metrics.accuracy_score(gold, chosen), "Matthews correlation": metrics.matthews_corrcoef(gold, chosen)}
-        f1 = metrics.f1_score(gold, chosen, average="binary" if len(labels) == 2 else "macro")
+        predictions = logits.argmax(axis=1)
+        gold = np.where(np.arange(len(predictions)) % 3, predictions, (predictions + 1) % len(labels))
+        expected = {
+            "accuracy": metrics.accuracy_score(gold, predictions),
+            "Matthews correlation": metrics.matthews_corrcoef(gold, predictions),
+        }
+        f1 = metrics.f1_score(gold, predictions, average="binary" if len(labels) == 2 else "macro")
         expected["F1" if len(labels) == 2 else "macro F1"] = f1
     lines = [dict(zip(columns, texts, strict=True)) | {"label": value, "idx": 1} for texts, value in zip(pairs, gold.tolist(), strict=True)]
     code, checks = verify(path, "--data", data(tmp_path, *lines))
@@ -244,16 +248,16 @@ def test_metrics_of_a_multi_label_model_are_those_of_scikit_learn(tmp_path: Path
     """Accuracy and micro F1 compare the labels with scores of at least 0.5 with the gold labels."""
     labels = ("joy", "anger", "fear", "surprise")
     path = sound(tmp_path, labels=labels, activation="sigmoid", seed=4)
-    chosen = outputs(path, [(text,) for text in FIRST], labels) >= 0
-    gold = chosen.copy()
+    predictions = outputs(path, [(text,) for text in FIRST], labels) >= 0
+    gold = predictions.copy()
     gold[::4, 1] ^= True
     assert {0, 1} < set(gold.sum(axis=1))  # texts with no label, one label and several labels
     lines = [{"text": text, "label": [labels[i] for i in np.flatnonzero(row)]} for text, row in zip(FIRST, gold, strict=True)]
     code, checks = verify(path, "--data", data(tmp_path, *lines), "--min-metric", "micro-f1=0.99")
 
     assert (1, False) == (code, checks["micro F1 cpu/fp32"]["passed"])
-    assert pytest.approx(metrics.f1_score(gold, chosen, average="micro")) == metric(checks, "micro F1")
-    assert pytest.approx(metrics.accuracy_score(gold, chosen)) == metric(checks, "accuracy")
+    assert pytest.approx(metrics.f1_score(gold, predictions, average="micro")) == metric(checks, "micro F1")
+    assert pytest.approx(metrics.accuracy_score(gold, predictions)) == metric(checks, "accuracy")
 
 
 @pytest.mark.parametrize(("floor", "code"), [("0.75", 0), ("0.76", 1)])
@@ -261,11 +265,11 @@ def test_accuracy_is_the_share_of_correct_labels(tmp_path: Path, verify: Verify,
     """Labels are names or ids; lines without a label only count for agreement. `--min-metric` only affects the given metric."""
     path = sound(tmp_path)
     best = [answer(path, {"inputs": text})[0][0]["label"] for text in TEXTS]
-    wrong = next(label for label in tiny.LABELS if label != best[2])
-    lines = labeled(tmp_path, [best[0], tiny.LABELS.index(best[1]), wrong, [best[3]], None, None])
-    found, checks = verify(path, "--data", lines, "--min-metric", f"accuracy={floor}")
+    other = next(label for label in tiny.LABELS if label != best[2])
+    lines = labeled(tmp_path, [best[0], tiny.LABELS.index(best[1]), other, [best[3]], None, None])
+    actual, checks = verify(path, "--data", lines, "--min-metric", f"accuracy={floor}")
 
-    assert (0.75, code, code == 0) == (metric(checks, "accuracy"), found, checks["accuracy cpu/fp32"]["passed"])
+    assert (0.75, code, code == 0) == (metric(checks, "accuracy"), actual, checks["accuracy cpu/fp32"]["passed"])
     assert None is checks["macro F1 cpu/fp32"]["passed"]
     assert all(fact in checks["accuracy cpu/fp32"]["detail"] for fact in ("4 labeled", floor))
 
@@ -319,15 +323,15 @@ def test_metrics_of_a_calibrated_graph_are_of_raw_scores(tmp_path: Path, verify:
 def test_entity_f1_is_computed_from_entities_and_tags(tmp_path: Path, verify: Verify) -> None:
     path = sound(tmp_path, "token-classification", other_seed=0)
     text = "good film zq was bad"
-    found, by_word = answer(path, {"inputs": text}), answer(path, {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
-    assert len(found) > len(by_word) >= 2
-    entities = [{"start": e["start"], "end": e["end"], "label": e["entity_group"]} for e in found]
+    by_piece, by_word = answer(path, {"inputs": text}), answer(path, {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
+    assert len(by_piece) > len(by_word) >= 2
+    entities = [{"start": e["start"], "end": e["end"], "label": e["entity_group"]} for e in by_piece]
     entities[0]["label"] = "WRONG"
     words = text.split()
     lines = data(tmp_path, {"text": text, "entities": entities}, {"tokens": words, "tags": ["O"] * len(words)})
     _, checks = verify(path, "--data", lines)
 
-    expected = 2 * (len(found) - 1) / (len(found) + len(by_word) + len(entities))
+    expected = 2 * (len(by_piece) - 1) / (len(by_piece) + len(by_word) + len(entities))
     assert {"graph": pytest.approx(expected), "reference": pytest.approx(expected)} == checks["entity F1 cpu/int8"]["metrics"]
     assert {"graph": pytest.approx(expected)} == checks["entity F1 cpu/fp32"]["metrics"]
     assert (1.0, 2) == tuple(checks["agreement cpu/int8"]["metrics"][name] for name in ("agreement", "decisions"))
