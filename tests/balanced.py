@@ -33,7 +33,7 @@ class Balanced(NamedTuple):
 
     def wait_until_all_serve(self) -> None:
         """Waits until the proxy sends requests to all replicas."""
-        wait_until(lambda: all(is_ready(each.url) for each in self.replicas))
+        wait_until(lambda: all(is_ready(replica.url) for replica in self.replicas))
         if isinstance(self.proxy, HAProxy):
             wait_until(lambda: set(self.states()) == {"UP"})
 
@@ -43,7 +43,7 @@ def balanced(models: Path, folder: Path, *flags: str, count: int = 2, proxy: str
     """Runs replicas with one thread each behind HAProxy or nginx until the block ends."""
     with (
         replicas(models, count, folder, ["--threads", "1", *flags]) as processes,
-        PROXIES[proxy]([each.port for each in processes], folder) as front,
+        PROXIES[proxy]([server.port for server in processes], folder) as front,
     ):
         yield Balanced(front, processes)
 

@@ -91,9 +91,9 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
     if git is None:
         raise BenchError("git is not installed; install it.")
     worktree = [git, "-C", str(TREE), "worktree"]
-    added = subprocess.run([*worktree, "add", "--detach", str(folder), commit], capture_output=True, text=True, check=False)
-    if added.returncode:
-        raise BenchError(f"git cannot check out `{commit}`: {added.stderr.strip().splitlines()[-1]}")
+    checkout = subprocess.run([*worktree, "add", "--detach", str(folder), commit], capture_output=True, text=True, check=False)
+    if checkout.returncode:
+        raise BenchError(f"git cannot check out `{commit}`: {checkout.stderr.strip().splitlines()[-1]}")
     try:
         yield folder
     finally:
@@ -123,14 +123,14 @@ def _measure(replica: ServeProcess, load: LoadSpec, seconds: float, bundle: Path
     result = generator.Load(target, load.connections, seconds=seconds, warmup_s=WARM_UP_S, timeout_s=30)
     result.run(threading.Event())
     after = _cpu_s(replica.process.pid), _batch_rows(replica)
-    answered = [record for record in result.records if record.outcome == OK]
+    answers = [record for record in result.records if record.outcome == OK]
     start, end = result.measured
-    if not answered:
+    if not answers:
         raise BenchError(f"no request of `{load.name}` was answered; the log of the service: {replica.log.read_text()}")
     rows, runs = (new - old for old, new in zip(before[1], after[1], strict=True))
     graph_ms = None if bundle is None else 1000 * _graph_s(bundle, bodies, rows / runs, seconds)
-    rps = sum(start <= record.ended < end for record in answered) / (end - start)
-    return Result(rps, 1000 * (after[0] - before[0]) / len(answered), graph_ms)
+    rps = sum(start <= record.ended < end for record in answers) / (end - start)
+    return Result(rps, 1000 * (after[0] - before[0]) / len(answers), graph_ms)
 
 
 def _cpu_s(pid: int) -> float:

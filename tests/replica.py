@@ -8,7 +8,6 @@ import getpass
 import os
 import random
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -180,15 +179,11 @@ class HAProxy(Proxy):
     stats_url: str
 
 
-def installed(program: str) -> bool:
-    return shutil.which(program) is not None
-
-
 def haproxy_configuration(stats_port: int, replica_ports: Sequence[int], rate: int) -> str:
     """Returns the configuration of `deploy/haproxy` with these ports, one server per replica, and another limit of requests."""
     text = HAPROXY_FILE.read_text(encoding="utf-8").replace("bind 127.0.0.1:8404", f"bind 127.0.0.1:{stats_port}")
     text = text.replace("sc0_http_req_rate gt 1000", f"sc0_http_req_rate gt {rate}")
-    lines = "".join(f"    server replica{i} 127.0.0.1:{each}\n" for i, each in enumerate(replica_ports, 1))
+    lines = "".join(f"    server replica{i} 127.0.0.1:{replica_port}\n" for i, replica_port in enumerate(replica_ports, 1))
     return re.sub(r"(^ +server replica\d+ \S+\n)+", lines, text, flags=re.MULTILINE)
 
 
@@ -199,7 +194,7 @@ def nginx_configuration(port: int, replica_ports: Sequence[int], folder: Path, r
     text = text.replace("user www-data;", f"user {getpass.getuser()};\npid {folder}/pid;")
     paths = "".join(f"    {name}_temp_path {folder}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "scgi", "uwsgi"))
     [options] = set(re.findall(r"^ +server 127\.0\.0\.1:\d+( .*)$", text, re.MULTILINE))
-    lines = "".join(f"        server 127.0.0.1:{each}{options}\n" for each in replica_ports)
+    lines = "".join(f"        server 127.0.0.1:{replica_port}{options}\n" for replica_port in replica_ports)
     return re.sub(r"(^ +server 127\S+ .*\n)+", lines, text, flags=re.MULTILINE).replace("http {\n", f"http {{\n{paths}", 1)
 
 

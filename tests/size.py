@@ -15,7 +15,7 @@ BUDGETS: dict[str, int | None] = {
 }
 
 
-def tracked(folder: str, suffix: str) -> list[Path]:
+def tracked_files(folder: str, suffix: str) -> list[Path]:
     """Returns the tracked files of a folder with a suffix."""
     listing = subprocess.run(["git", "ls-files", f"{folder}/*{suffix}"], cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / name for name in listing.stdout.split()]
@@ -25,7 +25,7 @@ def main() -> None:
     """Prints the table; for docs it counts words."""
     print(f"{'':24}{'files':>6}{'lines':>8}{'budget':>8}")
     for folder, budget in BUDGETS.items():
-        files = tracked(folder, ".md" if folder == "docs" else ".py")
+        files = tracked_files(folder, ".md" if folder == "docs" else ".py")
         texts = [file.read_text(encoding="utf-8") for file in files if file.exists()]
         count = sum(len(text.split()) if folder == "docs" else text.count("\n") for text in texts)
         if texts:

@@ -63,10 +63,10 @@ class Begun:
 def send(run: TaskGenerator, step: Step, rows: Sequence[Outputs]) -> Any:
     """Sends the outputs of a step to a task. Returns the task's next step or its result, and skips steps without encodings."""
     try:
-        following = run.send(rows if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)])
-        while not following.encodings:
-            following = run.send([])
-        return following
+        next_step = run.send(rows if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)])
+        while not next_step.encodings:
+            next_step = run.send([])
+        return next_step
     except StopIteration as end:
         return end.value
 

@@ -36,12 +36,12 @@ def names(requirements: list[str]) -> set[str]:
 @pytest.mark.parametrize("lock", ["cpu", "gpu", "cpu,export", "cpu,otel", "gpu,otel", "build"])
 def test_every_pin_of_the_image_has_the_tested_version_and_hashes(lock: str) -> None:
     """If this fails after a change of constraints.txt, run `make lock`."""
-    tested = {name: version for name, (version, _) in pins(ROOT / "constraints.txt").items()}
+    constraints = {name: version for name, (version, _) in pins(ROOT / "constraints.txt").items()}
     lock_pins = pins(ROOT / "locks" / f"{lock}.txt")
     assert [] == [name for name, (_, hashes) in lock_pins.items() if hashes == 0]
-    assert {name for name in lock_pins if name not in tested and not name.startswith("nvidia-")} <= UNTESTED
-    assert {name: version for name, (version, _) in lock_pins.items() if name in tested} == {
-        name: tested[name] for name in lock_pins if name in tested
+    assert {name for name in lock_pins if name not in constraints and not name.startswith("nvidia-")} <= UNTESTED
+    assert {name: version for name, (version, _) in lock_pins.items() if name in constraints} == {
+        name: constraints[name] for name in lock_pins if name in constraints
     }
 
 

@@ -28,7 +28,7 @@ def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(name="run", scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run_in_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Returns `run(command, ...)`. It runs in an environment with the wheel and its dependencies, without this repository."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder / "venv")
@@ -75,9 +75,9 @@ def test_a_bundle_is_exported_checked_and_verified(run: Run, tmp_path: Path) -> 
 
     bert(tmp_path, "reviews")
     flags = ["--model", str(tmp_path / "reviews"), "--cache-dir", str(tmp_path / "cache"), "--precision", "fp32"]
-    checked = run("bert-serve", "check", *flags)
+    check_result = run("bert-serve", "check", *flags)
 
-    assert "reviews: text-classification, cpu/fp32: ok\n" == checked.stdout, checked.stderr
+    assert "reviews: text-classification, cpu/fp32: ok\n" == check_result.stdout, check_result.stderr
     [bundle] = tmp_path.glob("cache/*/reviews")
     assert 0 == run("bert-export", "verify", str(bundle)).returncode
 
@@ -90,6 +90,6 @@ def test_every_module_can_be_imported(run: Run) -> None:
         "[importlib.import_module(name) for name in names]\n"
         "print(bool(names), [m for m in sys.modules if m.split('.')[0] in ('service', 'export', 'bench')])"
     )
-    imported = run("python", "-c", code)
+    import_result = run("python", "-c", code)
 
-    assert "True []\n" == imported.stdout, imported.stderr
+    assert "True []\n" == import_result.stdout, import_result.stderr

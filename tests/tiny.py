@@ -228,7 +228,7 @@ def calibrate(path: Path, *thresholds: dict[str, Any], method: str = "temperatur
     """Adds a calibration to the graph of a bundle, by default the temperature 2; `changes` are its fields. Returns the bundle's path."""
     value = {"value": 0.5, "low": 0.4, "high": 0.6}
     quality = {"log_loss": value, "brier": value, "ece": value, "auroc": None, "bins": [{"score": 0.9, "correct": 0.7, "count": 5}]}
-    measured = {"target": 0.9, "decided": 0.8, "error": 0.05, "examples": 100}
+    values = {"target": 0.9, "decided": 0.8, "error": 0.05, "examples": 100}
     calibration = {
         "method": method,
         "scale": [0.5],
@@ -238,7 +238,7 @@ def calibrate(path: Path, *thresholds: dict[str, Any], method: str = "temperatur
         "data_sha256": "0" * 64,
         "before": quality,
         "after": quality,
-        "thresholds": [measured | {"label": None, "aim": "precision"} | threshold for threshold in thresholds],
+        "thresholds": [values | {"label": None, "aim": "precision"} | threshold for threshold in thresholds],
         "score_counts": [*[0] * 10, *[20] * 10],
         "label_counts": {"positive": 120, "negative": 80},
     }

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-import replica
 import slow
 import tiny
 from balanced import Balanced, balanced, entries
@@ -30,7 +30,7 @@ GUIDE = (ROOT / "docs/how-to/replicas.md").read_text(encoding="utf-8")
 BODY = {"inputs": "good"}
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "k": 2**10, "M": 2**20}
 
-needs_proxies = pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed")
+needs_proxies = pytest.mark.skipif(not all(map(shutil.which, PROXIES)), reason="haproxy or nginx is not installed")
 
 
 def through_proxies(test: Callable[..., None]) -> Callable[..., None]:

@@ -1,18 +1,18 @@
 """Replicas that stop, die or hang behind a real HAProxy or nginx, under a load without pauses."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
-import replica
 import slow
 from balanced import Balanced, balanced, load
 from conftest import wait_until
 from replica import PROXIES, ServeProcess
 
-pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed")]
+pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(shutil.which, PROXIES)), reason="haproxy or nginx is not installed")]
 
 CLIENTS = 48
 

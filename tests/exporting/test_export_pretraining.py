@@ -14,7 +14,7 @@ from transformers import AlbertConfig, ElectraConfig
 import bertserve.export.cli
 import bertserve.service.cli
 import tiny
-from app_client import call_fresh, rejected
+from app_client import call_fresh, error_of
 from bertserve.export.checkpoint.checkpoint import count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import CheckpointError
@@ -49,7 +49,7 @@ def answer_to(bundle: Bundle, path: str, **body: Any) -> Any:
 
 
 def refuse(bundle: Bundle, path: str, **body: Any) -> str:
-    message = rejected(call_fresh(bundle.path.parent, "POST", path, json=body), 422, "invalid_value")
+    message = error_of(call_fresh(bundle.path.parent, "POST", path, json=body), 422, "invalid_value")
     assert '"text_pair": ' in message
     return message
 

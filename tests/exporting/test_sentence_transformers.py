@@ -24,7 +24,7 @@ from golden.make_sentence_transformers import FILE, SECOND_TEXTS, TEXTS, write_b
 
 pytestmark = pytest.mark.torch
 
-GOLDEN = {line["id"]: line for line in cases.read(FILE)}
+GOLDEN = {line["id"]: line for line in cases.load_cases(FILE)}
 FULL = pytest.mark.full_grid
 EXPORTED = (
     "mean",

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import families
-from app_client import call_fresh, rejected
+from app_client import call_fresh, error_of
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.tasks import multiple_choice
@@ -248,7 +248,7 @@ PAIR = {"text": FIRST, "text_pair": SECOND}
 def test_a_model_with_one_type_refuses_pairs(of_singles: Path, path: str, body: Any) -> None:
     response = call_fresh(of_singles, "POST", path, json=body)
 
-    assert "pairs" in rejected(response, 422, "invalid_value")
+    assert "pairs" in error_of(response, 422, "invalid_value")
 
 
 @pytest.mark.parametrize("task", ["question-answering", "multiple-choice"])

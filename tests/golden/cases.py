@@ -16,11 +16,11 @@ MIN_CASES = 70
 LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
 
 
-def read(task: str) -> list[dict[str, Any]]:
+def load_cases(task: str) -> list[dict[str, Any]]:
     """Returns the cases of a file. Each has an `id` of its own; fewer cases than these would be an incomplete file."""
-    found = [json.loads(line) for line in (FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").split("\n") if line]
-    assert MIN_CASES <= len(found) == len({case["id"] for case in found}), task
-    return found
+    cases = [json.loads(line) for line in (FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    assert MIN_CASES <= len(cases) == len({case["id"] for case in cases}), task
+    return cases
 
 
 def remake(
@@ -35,7 +35,7 @@ def remake(
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned model")
     reference = load(parser.parse_args().checkpoint)
     version = {"reference": f"transformers {metadata.version('transformers')}"}
-    lines = [{name: case[name] for name in ("id", "request")} | golden(case["request"], reference) | version for case in read(task)]
+    lines = [{name: case[name] for name in ("id", "request")} | golden(case["request"], reference) | version for case in load_cases(task)]
     write(task, lines, separators)
 
 

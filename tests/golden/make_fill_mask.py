@@ -53,8 +53,8 @@ class Reference(Model):
     def target_ids(self, targets: list[str]) -> list[int]:
         """Returns the ids of targets: the target's own id if it is in the vocabulary, otherwise the id of its first piece, if any."""
         vocabulary = self.tokenizer.get_vocab()
-        found = [[vocabulary[target]] if target in vocabulary else self.encode(target)[:1] for target in targets]
-        return list(dict.fromkeys(token_id for ids in found for token_id in ids))
+        pieces = [[vocabulary[target]] if target in vocabulary else self.encode(target)[:1] for target in targets]
+        return list(dict.fromkeys(token_id for ids in pieces for token_id in ids))
 
 
 def window(mask: int, count: int) -> range:
@@ -82,12 +82,12 @@ def fill(ids: list[int], places: list[int], masks: list[Mask], top_k: int, refer
     tokenizer = reference.tokenizer
     lists = []
     for place, mask in zip(places, masks, strict=True):
-        ranked = sorted(mask.get("targets", mask["best"]), key=lambda entry: (-entry[1], entry[0]))
+        candidates = sorted(mask.get("targets", mask["best"]), key=lambda entry: (-entry[1], entry[0]))
         fills: list[Fill] = []
-        for token_id, logit in ranked[:top_k]:
-            filled = reference.enclose([*ids[:place], token_id, *ids[place + 1 :]])
+        for token_id, logit in candidates[:top_k]:
+            filling = reference.enclose([*ids[:place], token_id, *ids[place + 1 :]])
             # The text for one mask has no special tokens, so also no [UNK]. The text for several masks has all of them.
-            sequence = tokenizer.decode([i for i in filled if i != tokenizer.pad_token_id], skip_special_tokens=len(masks) == 1)
+            sequence = tokenizer.decode([i for i in filling if i != tokenizer.pad_token_id], skip_special_tokens=len(masks) == 1)
             score = float(np.exp(logit - mask["logsumexp"]))
             fills.append({"score": score, "token": token_id, "token_str": tokenizer.decode([token_id]), "sequence": sequence})
         lists.append(fills)
@@ -98,7 +98,7 @@ def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
     inputs, parameters = request["inputs"], request.get("parameters", {})
     top_k = parameters.get("top_k", DEFAULT_TOP_K)
     targets = reference.target_ids(parameters["targets"]) if "targets" in parameters else None
-    stored, answers, scores = [], [], []
+    all_masks, answers, scores = [], [], []
     for text in inputs if isinstance(inputs, list) else [inputs]:
         ids = reference.encode(text)
         places = [place for place, token_id in enumerate(ids) if token_id == reference.tokenizer.mask_token_id]
@@ -107,13 +107,13 @@ def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
             span = window(place, len(ids))
             logits = reference.token_logits(ids[span.start : span.stop])
             masks.append(facts(logits[place - span.start], targets, span, len(ids)))
-        computed = fill(ids, places, masks, top_k, reference)
-        answer = computed if len(ids) > ROOM else reference.pipeline(text, **parameters)
-        exact = {(number, entry["token"]): entry["score"] for number, fills in enumerate(per_mask(computed)) for entry in fills}
-        stored.append(masks)
+        ours = fill(ids, places, masks, top_k, reference)
+        answer = ours if len(ids) > ROOM else reference.pipeline(text, **parameters)
+        exact = {(number, entry["token"]): entry["score"] for number, fills in enumerate(per_mask(ours)) for entry in fills}
+        all_masks.append(masks)
         answers.append(answer)
         scores.append([[exact[number, entry["token"]] for entry in fills] for number, fills in enumerate(per_mask(answer))])
-    return {"masks": stored, "answer": answers if isinstance(inputs, list) else answers[0], "scores": scores}
+    return {"masks": all_masks, "answer": answers if isinstance(inputs, list) else answers[0], "scores": scores}
 
 
 def per_mask(answer: list[Any]) -> list[list[Fill]]:

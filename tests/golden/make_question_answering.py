@@ -75,7 +75,7 @@ class Reference(Model):
         output = self.model(**batch)
         return {"start": _rounded(output.start_logits[0].tolist()), "end": _rounded(output.end_logits[0].tolist())}
 
-    def piped(self, item: dict[str, str], parameters: Parameters) -> Answer | list[Answer]:
+    def pipeline_answer(self, item: dict[str, str], parameters: Parameters) -> Answer | list[Answer]:
         """Returns the pipeline's answer to one question and passage: a dict if there is only one, otherwise a list."""
         answer: Answer | list[Answer] = self.pipeline(question=item["question"], context=item["context"], **parameters)
         return [_plain(entry) for entry in answer] if isinstance(answer, list) else _plain(answer)
@@ -84,7 +84,7 @@ class Reference(Model):
 def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
     inputs, parameters = request["inputs"], request.get("parameters", {})
     items = inputs if isinstance(inputs, list) else [inputs]
-    answers = [reference.piped(item, parameters) for item in items]
+    answers = [reference.pipeline_answer(item, parameters) for item in items]
     return {
         "windows": [reference.windows(item, parameters) for item in items],
         "answer": answers if isinstance(inputs, list) else answers[0],

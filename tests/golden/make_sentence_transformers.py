@@ -48,11 +48,11 @@ IDENTITY, SIGMOID = torch.nn.Identity, torch.nn.Sigmoid
 
 def fill(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns tensors of the same names and shapes with a pattern of values around 0, and of norms around 1."""
-    filled = {}
+    tensors = {}
     for i, (name, weight) in enumerate(sorted(weights.items())):
         values = torch.sin(torch.arange(weight.numel(), dtype=torch.float64) * (i + 1.37) + i).float().reshape(weight.shape)
-        filled[name] = 1 + 0.1 * values if "LayerNorm.weight" in name else 0.3 * values
-    return filled
+        tensors[name] = 1 + 0.1 * values if "LayerNorm.weight" in name else 0.3 * values
+    return tensors
 
 
 def write_base(folder: Path, labels: int = 0) -> Path:
@@ -99,9 +99,9 @@ def modules_of(folder: Path, *, pooling: Any = "mean", steps: tuple[Any, ...] = 
     from sentence_transformers import models as modules
 
     flags = {f"pooling_mode_{name}": name in pooling for name in ("cls_token", "mean_tokens", "weightedmean_tokens", "lasttoken")}
-    chosen = flags if isinstance(pooling, set) else {"pooling_mode": pooling}
+    mode = flags if isinstance(pooling, set) else {"pooling_mode": pooling}
     further = [modules.Normalize() if step is None else modules.Dense(**step) for step in steps]
-    return [modules.Transformer(str(folder), **options), modules.Pooling(WIDTH, **chosen), *further]
+    return [modules.Transformer(str(folder), **options), modules.Pooling(WIDTH, **mode), *further]
 
 
 def dense(inputs: int, outputs: int, function: Callable[[], Any] = torch.nn.Tanh, **options: Any) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def vectors_line(name: str, folder: Path) -> dict[str, Any]:
     write_files(folder / "saved", files)
     model = SentenceTransformer(str(folder / "saved"), device="cpu")
     vectors = model.encode(TEXTS, convert_to_tensor=True)
-    return {"labels": 0, "files": files, "vectors": rounded(vectors), "similarity": rounded(model.similarity(vectors[:1], vectors[1:])[0])}
+    return {"labels": 0, "files": files, "vectors": digits(vectors), "similarity": digits(model.similarity(vectors[:1], vectors[1:])[0])}
 
 
 def scores_line(name: str, folder: Path) -> dict[str, Any]:
@@ -170,11 +170,11 @@ def scores_line(name: str, folder: Path) -> dict[str, Any]:
     # for several labels without a function, the rule of transformers' pipeline
     softmax = labels > 1 and isinstance(model.activation_fn, IDENTITY)
     scores = model.predict([(TEXTS[0], text) for text in SECOND_TEXTS], convert_to_tensor=True, apply_softmax=softmax)
-    return {"labels": labels, "files": saved_files(folder / "saved"), "scores": rounded(scores.reshape(len(SECOND_TEXTS), -1))}
+    return {"labels": labels, "files": saved_files(folder / "saved"), "scores": digits(scores.reshape(len(SECOND_TEXTS), -1))}
 
 
-def rounded(values: torch.Tensor) -> Any:
-    return [rounded(row) for row in values] if values.ndim > 1 else [round(float(value), 6) for value in values]
+def digits(values: torch.Tensor) -> Any:
+    return [digits(row) for row in values] if values.ndim > 1 else [round(float(value), 6) for value in values]
 
 
 def main() -> None:
@@ -182,7 +182,7 @@ def main() -> None:
     import sentence_transformers
 
     version = sentence_transformers.__version__
-    lines = [line for line in cases.read(FILE) if not line["id"].startswith(f"{version}/")]
+    lines = [line for line in cases.load_cases(FILE) if not line["id"].startswith(f"{version}/")]
     for make, names in ((vectors_line, VECTORS), (scores_line, SCORES)):
         for name in names:
             with tempfile.TemporaryDirectory() as folder:

@@ -65,7 +65,7 @@ class Reference(Model):
         logits: Floats = self.model(**batch).logits[0].numpy()
         return logits
 
-    def piped(self, item: Item, top_k: int | None, function: str | None) -> list[dict[str, Any]]:
+    def pipeline_answer(self, item: Item, top_k: int | None, function: str | None) -> list[dict[str, Any]]:
         answer: list[dict[str, Any]] = self.pipeline(
             item, top_k=top_k, function_to_apply=function, truncation="longest_first", max_length=MAX_LENGTH, batch_size=1
         )
@@ -84,7 +84,7 @@ def activate(logits: Floats, function: str | None) -> Floats:
     return scores
 
 
-def ranked(scores: Floats, labels: list[str], top_k: int | None) -> list[dict[str, Any]]:
+def rank(scores: Floats, labels: list[str], top_k: int | None) -> list[dict[str, Any]]:
     """Returns labels and scores, best first, equal scores by label id."""
     best_first = np.argsort(-scores, kind="stable")[:top_k]
     return [{"label": labels[i], "score": float(scores[i])} for i in best_first]
@@ -101,10 +101,10 @@ def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
         logits = np.stack([reference.logits(encoding) for encoding in encodings])
         if window:
             scores = activate(logits, function)
-            combined = scores.max(axis=0) if window == "max" else scores.mean(axis=0)
-            answer = ranked(combined, reference.labels, top_k)
+            total = scores.max(axis=0) if window == "max" else scores.mean(axis=0)
+            answer = rank(total, reference.labels, top_k)
         else:
-            answer = reference.piped(item, top_k, function)
+            answer = reference.pipeline_answer(item, top_k, function)
         all_logits.append(logits.tolist())
         answers.append(answer)
     return {"logits": all_logits, "answer": answers}

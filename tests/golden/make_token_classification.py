@@ -135,7 +135,7 @@ class Reference(Model):
             tokens.append(Token(text[start:end] if is_unknown else word, start, end, is_subword))
         return ids, tokens
 
-    def piped(self, text: str, strategy: str, ignore_labels: Sequence[str]) -> list[Entity]:
+    def pipeline_answer(self, text: str, strategy: str, ignore_labels: Sequence[str]) -> list[Entity]:
         """Returns the pipeline's answer to a text that fits one window."""
         answer = self.pipeline(text, aggregation_strategy=strategy, ignore_labels=list(ignore_labels))
         return [{name: float(value) if name == "score" else value for name, value in entity.items()} for entity in answer]
@@ -150,9 +150,9 @@ def best_window(token: int, spans: list[range], count: int) -> int:
     """Returns the first window in which a token is farthest from a window edge. The ends of the text do not count as edges."""
 
     def distance(span: range) -> int:
-        left = token - span.start if span.start > 0 else count
+        before_edge = token - span.start if span.start > 0 else count
         right = span.stop - 1 - token if span.stop < count else count
-        return min(left, right) if token in span else -1
+        return min(before_edge, right) if token in span else -1
 
     return max(range(len(spans)), key=lambda number: distance(spans[number]))
 
@@ -167,7 +167,7 @@ def combine(spans: list[range], logits: list[Floats]) -> Floats:
     return np.array(rows, np.float32)
 
 
-def corrected(text: str, tokens: list[Token], pieces: list[str]) -> list[Token]:
+def correct(text: str, tokens: list[Token], pieces: list[str]) -> list[Token]:
     """Returns the tokens without the pipeline's mistakes; `pieces` are their spellings in the vocabulary."""
     starts = {token.start for token in tokens}
     whole = []
@@ -182,20 +182,20 @@ def corrected(text: str, tokens: list[Token], pieces: list[str]) -> list[Token]:
 def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
     inputs, parameters = request["inputs"], request.get("parameters", {})
     strategy = parameters.get("aggregation_strategy", DEFAULT_STRATEGY)
-    ignored = parameters.get("ignore_labels", DEFAULT_IGNORED)
-    stored, answers, corrections = [], [], []
+    ignored_labels = parameters.get("ignore_labels", DEFAULT_IGNORED)
+    all_windows, answers, corrections = [], [], []
     for text in inputs if isinstance(inputs, list) else [inputs]:
         ids, tokens = reference.encode(text)
         spans = windows(len(ids), parameters.get("stride", DEFAULT_STRIDE))
         logits = [seven_digits(reference.token_logits(ids[span.start : span.stop])) for span in spans]
         scores = softmax(combine(spans, logits)) if ids else np.empty((0, len(reference.labels)), np.float32)
-        right = corrected(text, tokens, reference.tokenizer.convert_ids_to_tokens(ids))
-        answer, correction = (aggregate(text, each, scores, reference.labels, strategy, ignored) for each in (tokens, right))
+        right = correct(text, tokens, reference.tokenizer.convert_ids_to_tokens(ids))
+        answer, correction = (aggregate(text, words, scores, reference.labels, strategy, ignored_labels) for words in (tokens, right))
         if len(spans) == 1 and ids:
-            computed, answer = answer, reference.piped(text, strategy, ignored)
-            if not _same(computed, answer):
-                raise SystemExit(f"{text!r}: the logits give {computed}, the pipeline {answer}.")
-        stored.append(
+            ours, answer = answer, reference.pipeline_answer(text, strategy, ignored_labels)
+            if not _same(ours, answer):
+                raise SystemExit(f"{text!r}: the logits give {ours}, the pipeline {answer}.")
+        all_windows.append(
             [
                 {"first": span.start, "count": len(span), "logits": [[_short(logit) for logit in row] for row in rows]}
                 for span, rows in zip(spans, logits, strict=True)
@@ -208,7 +208,7 @@ def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
         results["corrected"] = corrections
     if not isinstance(inputs, list):
         results = {name: values[0] for name, values in results.items()}
-    return {"windows": stored, **results}
+    return {"windows": all_windows, **results}
 
 
 def seven_digits(logits: Floats) -> Floats:

@@ -93,9 +93,9 @@ def _loop() -> asyncio.Runner:
 
 
 @functools.cache
-def _client(wanted: _Service) -> httpx.AsyncClient:
+def _client(key: _Service) -> httpx.AsyncClient:
     """Returns a client of a service, which is started at the first call."""
-    service = state_of(wanted.models, **{"allow_implicit_default": True} | json.loads(wanted.settings))
+    service = state_of(key.models, **{"allow_implicit_default": True} | json.loads(key.settings))
 
     async def start() -> httpx.AsyncClient:
         service.scheduler.start()
@@ -121,7 +121,7 @@ def posting(path: str = "/classify", *headers: tuple[bytes, bytes]) -> dict[str,
     return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": list(headers)}
 
 
-def rejected(response: httpx.Response, status: int, error_type: str) -> str:
+def error_of(response: httpx.Response, status: int, error_type: str) -> str:
     """Checks the status and the exact shape of an error, and returns its message."""
     assert response.status_code == status, response.text
     assert "application/json" == response.headers["content-type"]
@@ -133,7 +133,7 @@ def rejected(response: httpx.Response, status: int, error_type: str) -> str:
 
 
 @contextmanager
-def started(models: Path) -> Iterator[Send]:
+def open_api(models: Path) -> Iterator[Send]:
     """Yields a function that sends requests, one at a time, to one application with the bundles of `models`."""
     settings = {"max_top_k": 1000}
     client = _client(_Service((str(models), models), json.dumps(settings), models))
@@ -154,38 +154,38 @@ def result(api: Send, path: str, body: Any, **options: Any) -> Any:
     return response.json()
 
 
-def posted(api: Send, path: str, **body: Any) -> Any:
+def result_of_fields(api: Send, path: str, **body: Any) -> Any:
     return result(api, path, body)
 
 
-def wrong(api: Send, path: str, body: Any, **options: Any) -> str:
-    return rejected(post(api, body, path=path, **options), 422, "invalid_value")
+def error_of_body(api: Send, path: str, body: Any, **options: Any) -> str:
+    return error_of(post(api, body, path=path, **options), 422, "invalid_value")
 
 
-def answered(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
+def result_of(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
     return result(api, path, {"inputs": inputs, "parameters": parameters})
 
 
-def post_refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
-    return wrong(api, path, {"inputs": inputs, "parameters": parameters})
+def error_of_inputs(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
+    return error_of_body(api, path, {"inputs": inputs, "parameters": parameters})
 
 
-def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored: Sequence[str] = ()) -> None:
+def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored_fields: Sequence[str] = ()) -> None:
     """Asserts that two results are equal: floats within the tolerance, all other values exactly, except the ignored fields."""
     if isinstance(expected, list):
         assert isinstance(actual, list)
         for one, other in zip(expected, actual, strict=True):
-            assert_same(one, other, tolerance=tolerance, ignored=ignored)
+            assert_same(one, other, tolerance=tolerance, ignored_fields=ignored_fields)
     elif isinstance(expected, dict):
         assert sorted(expected) == sorted(actual)
         for key, value in expected.items():
-            if key not in ignored:
-                assert_same(value, actual[key], tolerance=tolerance, ignored=ignored)
+            if key not in ignored_fields:
+                assert_same(value, actual[key], tolerance=tolerance, ignored_fields=ignored_fields)
     else:
         assert (pytest.approx(expected, abs=tolerance) if isinstance(expected, float) else expected) == actual
 
 
-def faked(models: Path, engine: FakeEngine, **settings: Any) -> AppState:
+def fake_service(models: Path, engine: FakeEngine, **settings: Any) -> AppState:
     """Returns a service with one inference thread and the bundle `tiny` on a fake engine. Its texts are worth a common batch."""
     few = {"threads": 1, "max_batch_tokens": 64, "max_queue_tokens": 4096, "timeout_ms": 10_000, "max_timeout_ms": 20_000}
     service = state_of(models, **few | settings)
@@ -195,13 +195,13 @@ def faked(models: Path, engine: FakeEngine, **settings: Any) -> AppState:
     return service
 
 
-async def queued(service: AppState, items: int) -> None:
+async def until_queued(service: AppState, items: int) -> None:
     """Waits until the queue has this many items."""
     await until(lambda: service.scheduler.queue.queue_items >= items)
 
 
 @asynccontextmanager
-async def blocked(service: AppState, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+async def busy_client(service: AppState, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     """Serves while a request at the engine's gate keeps the only inference thread busy; that request must then succeed."""
     engine.gate.clear()
     async with serving(service) as client:

@@ -25,7 +25,7 @@ STEPS = [pytest.param(12, id="twelfth"), pytest.param(1, id="all", marks=pytest.
 
 
 @dataclass(frozen=True)
-class Loaded:
+class EmbeddedBundle:
     """A bundle that is loaded when a test needs it first, because each test process imports all test files."""
 
     path: Path
@@ -53,10 +53,10 @@ class Loaded:
         return [self.engine.run([encoding])[0] for encoding in encodings]
 
 
-def load(name: str, threads: int = 1) -> Loaded:
-    return Loaded(ROOT / "models" / name, threads)
+def load(name: str, threads: int = 1) -> EmbeddedBundle:
+    return EmbeddedBundle(ROOT / "models" / name, threads)
 
 
-def read(task: str, request: dict[str, Any]) -> Any:
+def parse(task: str, request: dict[str, Any]) -> Any:
     """Parses a request body as the service does."""
     return read_as(TASKS[task].body, json.dumps(request).encode(), LIMITS)

@@ -65,8 +65,8 @@ def cases(share: float) -> settings:
 
 def _example(task: str) -> dict[str, Any]:
     extra = TASKS[task].body.model_config["json_schema_extra"]
-    [found] = extra["examples"]
-    return json.loads(json.dumps(found))
+    [example] = extra["examples"]
+    return json.loads(json.dumps(example))
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -80,11 +80,11 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+def replace_at(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     if not path:
         return new
     copy = value.copy()
-    copy[path[0]] = replaced(value[path[0]], path[1:], new) if path[1:] else new
+    copy[path[0]] = replace_at(value[path[0]], path[1:], new) if path[1:] else new
     return copy
 
 
@@ -94,7 +94,7 @@ def altered_bodies(draw: st.DrawFn, task: str) -> bytes:
     body: Any = _example(task)
     names = [*TASKS[task].body.parameters_type.model_fields, "top_kk", "\0", "inputs", "model"]
     for _ in range(draw(st.integers(1, 3))):
-        body = replaced(body, draw(st.sampled_from(places(body))), draw(values))
+        body = replace_at(body, draw(st.sampled_from(places(body))), draw(values))
         if isinstance(body, dict) and draw(st.booleans()):
             body["parameters"] = {draw(st.sampled_from(names)): draw(values)}
     return json.dumps(body).encode()  # lone surrogates are escaped, as some clients send them
@@ -105,7 +105,7 @@ def literal_bodies(draw: st.DrawFn, task: str) -> bytes:
     """Returns a task's example that contains a literal at the edge of JSON's syntax, or outside it."""
     body = _example(task)
     place = draw(st.sampled_from(places(body)[1:]))
-    return json.dumps(replaced(body, place, "\1")).replace('"\\u0001"', draw(st.sampled_from(LITERALS))).encode()
+    return json.dumps(replace_at(body, place, "\1")).replace('"\\u0001"', draw(st.sampled_from(LITERALS))).encode()
 
 
 @st.composite
@@ -121,8 +121,8 @@ def broken_bodies(draw: st.DrawFn, task: str) -> bytes:
         return gzip.compress(whole.encode())
     if kind == 3:
         depth = draw(st.sampled_from([10, 127, 128, 1_000, 100_000]))
-        opening, closing = draw(st.sampled_from([("[", "]"), ('{"a":', "}"), ('{"inputs":', "}")]))
-        return (opening * depth + "1" + closing * draw(st.sampled_from([depth, 0]))).encode()
+        start, end = draw(st.sampled_from([("[", "]"), ('{"a":', "}"), ('{"inputs":', "}")]))
+        return (start * depth + "1" + end * draw(st.sampled_from([depth, 0]))).encode()
     if kind == 4:
         return whole.replace("{", '{"inputs": 1, "parameters": {}, "model": "x", ', 1).encode()
     if kind == 5:

@@ -52,25 +52,25 @@ def exchange(address: tuple[str, int], *messages: bytes, count: int = 0) -> list
     Raises:
         TimeoutError: The service hangs.
     """
-    received = bytearray()
+    stream = bytearray()
     count = max(count, len(messages) - 1)
     with socket.create_connection(address, timeout=10) as connection, suppress(ConnectionError):
         for index, message in enumerate(messages):
             with suppress(ConnectionError):  # the service refused the request before all bytes were sent
                 connection.sendall(message)
             expected = count if message is messages[-1] else index + 1
-            while received.count(b"\r\nx-request-id: ") < expected or select.select([connection], [], [], QUIET_S)[0]:
+            while stream.count(b"\r\nx-request-id: ") < expected or select.select([connection], [], [], QUIET_S)[0]:
                 if not (data := connection.recv(65536)):
-                    return answers(bytes(received))
-                received += data
-    return answers(bytes(received))
+                    return answers(bytes(stream))
+                stream += data
+    return answers(bytes(stream))
 
 
-def answers(received: bytes) -> list[Answer]:
+def answers(stream: bytes) -> list[Answer]:
     """Parses responses, without interim ones; asserts that each is complete and well-formed, with no bytes between them."""
-    found = []
-    while received:
-        head, end, received = received.partition(END)
+    results = []
+    while stream:
+        head, end, stream = stream.partition(END)
         assert end, head
         line, *lines = head.decode("ascii").split("\r\n")
         version, status, _ = line.split(" ", 2)
@@ -78,13 +78,13 @@ def answers(received: bytes) -> list[Answer]:
         if status == "100":
             assert [] == lines
             continue
-        headers = dict(each.split(": ", 1) for each in lines)
+        headers = dict(field.split(": ", 1) for field in lines)
         assert len(lines) == len(headers), lines
         length = 0 if headers["x-request-id"].startswith("head") else int(headers["content-length"])
-        assert length <= len(received), head
-        found.append(Answer(int(status), headers, received[:length]))
-        received = received[length:]
-    return found
+        assert length <= len(stream), head
+        results.append(Answer(int(status), headers, stream[:length]))
+        stream = stream[length:]
+    return results
 
 
 SMUGGLED = get(b"x-request-id: smuggled", start=b"GET /info HTTP/1.1")
@@ -305,12 +305,12 @@ def _messages(draw: st.DrawFn, index: int) -> bytes:
 @st.composite
 def connections(draw: st.DrawFn) -> bytes:
     """Returns the bytes of one connection: one to four messages, sometimes with a few bytes removed or inserted."""
-    sent = b"".join(draw(_messages(index)) for index in range(draw(st.integers(1, 4))))
+    messages = b"".join(draw(_messages(index)) for index in range(draw(st.integers(1, 4))))
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
-        start = draw(st.integers(0, len(sent)))
-        sent = (
-            sent[:start]
+        start = draw(st.integers(0, len(messages)))
+        messages = (
+            messages[:start]
             + draw(st.sampled_from([b"", b"\n", b"\r", b"\r\n\r\n", b"\0", b"\xff", b" ", b":"]))
-            + sent[start + draw(st.integers(0, 3)) :]
+            + messages[start + draw(st.integers(0, 3)) :]
         )
-    return sent
+    return messages

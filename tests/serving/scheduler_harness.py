@@ -40,11 +40,11 @@ class Work:
         await asyncio.to_thread(self.started.acquire)
 
 
-def batched(rows: int, length: int) -> float:
+def batch_seconds(rows: int, length: int) -> float:
     return 1e-3 + rows * length * 1e-9
 
 
-def takes(seconds: float) -> Callable[[int, int], float]:
+def constant_seconds(seconds: float) -> Callable[[int, int], float]:
     return lambda rows, length: seconds
 
 
@@ -60,7 +60,7 @@ class Harness:
         **more: Any,
     ) -> None:
         self.work = Work()
-        self.runner = FakeRunner(batched, run=self.work)
+        self.runner = FakeRunner(batch_seconds, run=self.work)
         self.clock = ManualClock()
         multi_threads = more.pop("multi_threads", 1)
         self.queue = queue(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "threads": threads} | more)
@@ -75,7 +75,7 @@ class Harness:
     def count_hang(self) -> None:
         self.hangs += 1
 
-    def runs(self, run: Callable[[Sequence[Any]], Sequence[Any]] | None = None, seconds: Any = batched, **options: Any) -> FakeRunner:
+    def runs(self, run: Callable[[Sequence[Any]], Sequence[Any]] | None = None, seconds: Any = batch_seconds, **options: Any) -> FakeRunner:
         """Returns another runner; by default its runs are those of `work`."""
         return FakeRunner(seconds, run=run or self.work, **options)
 

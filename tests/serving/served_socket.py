@@ -20,7 +20,7 @@ GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
 
 
 @dataclass
-class Listening:
+class SocketServer:
     """A server and its connections.
 
     Attributes:
@@ -35,24 +35,24 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, **limits: Any) -> AsyncIterator[Listening]:
+async def listening(app: ASGIApp, **limits: Any) -> AsyncIterator[SocketServer]:
     """Serves an application until the block ends."""
     loop = asyncio.get_running_loop()
     config = configure(app, Settings(**LIMITS | limits), lambda _: "refused")
     config.load()
     config.loaded_app = app
     state = ServerState()
-    served = Listening(("", 0), state.connections)
+    socket_server = SocketServer(("", 0), state.connections)
 
     def protocol() -> LimitedProtocol:
-        served.protocols.append(config.http_protocol_class(config, state, {}, loop))
-        return served.protocols[-1]
+        socket_server.protocols.append(config.http_protocol_class(config, state, {}, loop))
+        return socket_server.protocols[-1]
 
     listener = socket.create_server(("127.0.0.1", 0))
-    served.address = listener.getsockname()
+    socket_server.address = listener.getsockname()
     server = await loop.create_server(protocol, sock=listener)
     try:
-        yield served
+        yield socket_server
     finally:
         server.close()
         for connection in list(state.connections):
@@ -60,9 +60,9 @@ async def listening(app: ASGIApp, **limits: Any) -> AsyncIterator[Listening]:
 
 
 @asynccontextmanager
-async def client(served: Listening, sent: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection(*served.address)
-    writer.write(sent)
+async def client(server: SocketServer, request: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(request)
     try:
         yield reader, writer
     finally:
@@ -82,11 +82,11 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def everything(reader: asyncio.StreamReader) -> bytes:
     """Returns all bytes until the end of the stream or a reset."""
-    received = b""
+    stream = b""
     with suppress(ConnectionError):
         while data := await reader.read(65536):
-            received += data
-    return received
+            stream += data
+    return stream
 
 
 async def body_of(receive: Receive) -> bytes:

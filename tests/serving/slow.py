@@ -32,8 +32,8 @@ def hanging_bundle(folder: Path, name: str = "hanging", word: str = "dull", *, t
 
 def _hanging_graph(token: int, turns: int) -> onnx.ModelProto:
     """Returns the tiny graph followed by a loop. The loop turns once, and `turns` more times if the token is in the batch."""
-    made = tiny.graph()
-    made.graph.node[-1].output[0] = "quick"
+    graph = tiny.graph()
+    graph.graph.node[-1].output[0] = "quick"
     body = helper.make_graph(
         [helper.make_node("Identity", ["go_on"], ["goes_on"]), helper.make_node("Mul", ["carried", "one"], ["same"])],
         "turn",
@@ -47,7 +47,7 @@ def _hanging_graph(token: int, turns: int) -> onnx.ModelProto:
             helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, ["rows", "labels"]),
         ],
     )
-    made.graph.node.extend(
+    graph.graph.node.extend(
         [
             helper.make_node("Equal", ["input_ids", "guilty"], ["found"]),
             helper.make_node("Cast", ["found"], ["counted"], to=onnx.TensorProto.INT64),
@@ -58,15 +58,15 @@ def _hanging_graph(token: int, turns: int) -> onnx.ModelProto:
         ]
     )
     values = {"guilty": np.array(token), "turns_more": np.array(turns), "once": np.array(1), "true": np.array(True), "one": np.float32(1)}
-    made.graph.initializer.extend([numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()])
-    onnx.checker.check_model(made)
-    return made
+    graph.graph.initializer.extend([numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()])
+    onnx.checker.check_model(graph)
+    return graph
 
 
 def _graph() -> onnx.ModelProto:
     """Returns the tiny graph with extra work whose result, always zero, is added to the logits. No optimizer can fold it away."""
-    made = tiny.graph()
-    nodes = made.graph.node
+    graph = tiny.graph()
+    nodes = graph.graph.node
     nodes[-1].output[0] = "quick"
     nodes.extend(
         [
@@ -78,8 +78,8 @@ def _graph() -> onnx.ModelProto:
             helper.make_node("Add", ["quick", "nothing"], ["logits"]),
         ]
     )
-    made.graph.initializer.extend(
+    graph.graph.initializer.extend(
         [numpy_helper.from_array(np.array([SIDE, SIDE]), "shape"), numpy_helper.from_array(np.array(0, dtype=np.float32), "zero")]
     )
-    onnx.checker.check_model(made)
-    return made
+    onnx.checker.check_model(graph)
+    return graph

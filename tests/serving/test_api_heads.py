@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, answered, assert_same, call, post_refused, rejected, result, wrong
+from app_client import Send, assert_same, call, error_of, error_of_body, error_of_inputs, result, result_of
 
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}
@@ -18,12 +18,12 @@ SENTENCES = {"source_sentence": "a good film", "sentences": ["a great film", "th
 
 def test_token_vectors_are_pooled_with_the_requested_method(api: Send) -> None:
     """Each method pools the vectors of all tokens, including special tokens; this bundle's default is the mean."""
-    tokens = np.array(answered(api, EMBED, "a good film", pooling="none")[0])
+    tokens = np.array(result_of(api, EMBED, "a good film", pooling="none")[0])
     assert (5, tiny.HIDDEN) == tokens.shape
     expected = {"mean": tokens.mean(axis=0), "max": tokens.max(axis=0), "cls": tokens[0]}
     for pooling, vector in expected.items():
-        np.testing.assert_allclose([vector], answered(api, EMBED, "a good film", pooling=pooling.upper()), atol=1e-5)
-    np.testing.assert_allclose([expected["mean"]], answered(api, EMBED, "a good film"), atol=1e-5)
+        np.testing.assert_allclose([vector], result_of(api, EMBED, "a good film", pooling=pooling.upper()), atol=1e-5)
+    np.testing.assert_allclose([expected["mean"]], result_of(api, EMBED, "a good film"), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -31,60 +31,60 @@ def test_token_vectors_are_pooled_with_the_requested_method(api: Send) -> None:
     [([-5], "`layers` has -5, .* -4, -3, -2, -1;"), ([3], "`layers` has 3, "), ([-1, -2, -1], r"\[-1, -2, -1\]")],
 )
 def test_missing_layers_and_repeated_layers_are_refused(api: Send, layers: list[int], value: str) -> None:
-    assert re.search(value, post_refused(api, EMBED, "a good film", layers=layers))
+    assert re.search(value, error_of_inputs(api, EMBED, "a good film", layers=layers))
 
 
 def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:
     """The official client's flat keys have the same effect as the same names in `parameters`. Conflicting values are an error."""
     flat = result(api, EMBED, {"inputs": "a good film", "normalize": True, "dimensions": 3, "truncate": None, "encoding_format": "float"})
-    assert_same(flat, answered(api, EMBED, "a good film", normalize=True, dimensions=3))
+    assert_same(flat, result_of(api, EMBED, "a good film", normalize=True, dimensions=3))
     assert pytest.approx(1, abs=1e-6) == float(np.linalg.norm(flat[0]))
     assert_same(flat, result(api, EMBED, {"inputs": "a good film", "normalize": True, "parameters": {"normalize": True, "dimensions": 3}}))
-    assert "`normalize`" in wrong(api, EMBED, {"inputs": "a", "normalize": True, "parameters": {"normalize": False}})
+    assert "`normalize`" in error_of_body(api, EMBED, {"inputs": "a", "normalize": True, "parameters": {"normalize": False}})
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True, "dimensions": 3}, {"pooling": "none"}])
 def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) -> None:
-    numbers = answered(api, EMBED, ["a good film", ""], **options)
-    encoded = result(api, EMBED, {"inputs": ["a good film", ""], "encoding_format": "base64", **options})
-    assert encoded == answered(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
-    rows = [row if isinstance(row, list) else [row] for row in encoded]
-    found = [np.array([np.frombuffer(base64.b64decode(text), dtype="<f4") for text in row]) for row in rows]
-    for vectors, read in zip(numbers, found, strict=True):
-        np.testing.assert_array_equal(np.atleast_2d(np.array(vectors, dtype=np.float32)), read)
-    assert [] == answered(api, EMBED, [], encoding_format="base64")
+    numbers = result_of(api, EMBED, ["a good film", ""], **options)
+    texts_of_rows = result(api, EMBED, {"inputs": ["a good film", ""], "encoding_format": "base64", **options})
+    assert texts_of_rows == result_of(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
+    rows = [row if isinstance(row, list) else [row] for row in texts_of_rows]
+    decoded_rows = [np.array([np.frombuffer(base64.b64decode(text), dtype="<f4") for text in row]) for row in rows]
+    for vectors, decoded in zip(numbers, decoded_rows, strict=True):
+        np.testing.assert_array_equal(np.atleast_2d(np.array(vectors, dtype=np.float32)), decoded)
+    assert [] == result_of(api, EMBED, [], encoding_format="base64")
 
 
 def test_similarity_is_the_cosine_of_the_vectors(api: Send) -> None:
-    vectors = np.array(answered(api, EMBED, [SENTENCES["source_sentence"], *SENTENCES["sentences"]], normalize=True))
-    assert pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6) == answered(api, SIMILARITY, SENTENCES)
-    assert pytest.approx([1.0], abs=1e-6) == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": ["good"]}, pooling="cls")
-    assert [] == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": []})
+    vectors = np.array(result_of(api, EMBED, [SENTENCES["source_sentence"], *SENTENCES["sentences"]], normalize=True))
+    assert pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6) == result_of(api, SIMILARITY, SENTENCES)
+    assert pytest.approx([1.0], abs=1e-6) == result_of(api, SIMILARITY, {"source_sentence": "good", "sentences": ["good"]}, pooling="cls")
+    assert [] == result_of(api, SIMILARITY, {"source_sentence": "good", "sentences": []})
 
 
 def test_similarity_needs_a_pooling(tmp_path: Path) -> None:
     """A model whose own pooling is `none` has no vector of a text, unless the request names a pooling."""
     tiny.bundle(tmp_path, task="feature-extraction", embedding=tiny.EMBEDDING | {"pooling": "none"})
-    assert "`pooling`" in rejected(call(tmp_path, "POST", SIMILARITY, json={"inputs": SENTENCES}), 422, "invalid_value")
+    assert "`pooling`" in error_of(call(tmp_path, "POST", SIMILARITY, json={"inputs": SENTENCES}), 422, "invalid_value")
     pooled = call(tmp_path, "POST", SIMILARITY, json={"inputs": SENTENCES, "parameters": {"pooling": "mean"}})
     assert (200, 2) == (pooled.status_code, len(pooled.json()))
 
 
 def test_a_label_becomes_the_hypothesis_of_a_pair(api: Send) -> None:
     pair = {"text": "a good film", "text_pair": "the film was bad !"}
-    [found] = answered(api, "/models/nli", pair, function_to_apply="none")
-    logits = {item["label"]: item["score"] for item in found}
+    [scores] = result_of(api, "/models/nli", pair, function_to_apply="none")
+    logits = {item["label"]: item["score"] for item in scores}
     expected = 1 / (1 + np.exp(logits["contradiction"] - logits["entailment"]))
-    [item] = answered(api, ZERO_SHOT, "a good film", candidate_labels="bad", hypothesis_template="the film was {} !")
+    [item] = result_of(api, ZERO_SHOT, "a good film", candidate_labels="bad", hypothesis_template="the film was {} !")
     assert pytest.approx(expected, abs=1e-6) == item["score"]
 
 
 def test_labels_can_be_a_text_with_commas(api: Send) -> None:
     """A text is split at commas and stripped, as in the transformers pipeline; labels in a list can contain commas."""
-    assert answered(api, ZERO_SHOT, "x", candidate_labels=["good", "bad"]) == answered(
+    assert result_of(api, ZERO_SHOT, "x", candidate_labels=["good", "bad"]) == result_of(
         api, ZERO_SHOT, "x", candidate_labels=" good,bad ,, "
     )
-    assert ["good, bad"] == [item["label"] for item in answered(api, ZERO_SHOT, "x", candidate_labels=["good, bad"])]
+    assert ["good, bad"] == [item["label"] for item in result_of(api, ZERO_SHOT, "x", candidate_labels=["good, bad"])]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_labels_can_be_a_text_with_commas(api: Send) -> None:
     ],
 )
 def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], value: str) -> None:
-    assert value in post_refused(api, ZERO_SHOT, "a good film", **parameters)
+    assert value in error_of_inputs(api, ZERO_SHOT, "a good film", **parameters)
 
 
 @pytest.mark.parametrize("path", ["/ner", "/answer"])
@@ -112,9 +112,9 @@ def test_offsets_have_the_requested_unit(api: Send, path: str) -> None:
     units = {"code_points": ("utf-32-le", 4), "utf16": ("utf-16-le", 2), "utf8": ("utf-8", 1)}
     parts = {}
     for unit, (codec, size) in units.items():
-        found = answered(api, path, inputs, offset_unit=unit.upper(), **parameters)
-        encoded = text.encode(codec)
-        parts[unit] = [encoded[item["start"] * size : item["end"] * size].decode(codec) for item in found]
-        assert [item["word"] if path == "/ner" else item["answer"] for item in found] == parts[unit]
+        items = result_of(api, path, inputs, offset_unit=unit.upper(), **parameters)
+        data = text.encode(codec)
+        parts[unit] = [data[item["start"] * size : item["end"] * size].decode(codec) for item in items]
+        assert [item["word"] if path == "/ner" else item["answer"] for item in items] == parts[unit]
     assert parts["code_points"] == parts["utf16"] == parts["utf8"]
     assert any("\U0001f600" in part or "日" in part for part in parts["utf8"])

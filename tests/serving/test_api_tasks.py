@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import LONG, Send, answered, ask, assert_same, call, play, post_refused, rejected, state_of
+from app_client import LONG, Send, ask, assert_same, call, error_of, error_of_inputs, play, result_of, state_of
 from bertserve.service.models.request_progress import Prediction
 
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
@@ -18,8 +18,8 @@ ROOM = 30  # maximum text tokens of a tiny bundle
 
 @pytest.mark.parametrize("text", ["", " \r\n\t", "\u200b"])
 def test_a_text_without_tokens_has_no_entities(api: Send, text: str) -> None:
-    assert [] == answered(api, NER, text)
-    assert_same([[], answered(api, NER, "good"), []], answered(api, NER, [text, "good", text]))
+    assert [] == result_of(api, NER, text)
+    assert_same([[], result_of(api, NER, "good"), []], result_of(api, NER, [text, "good", text]))
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,13 @@ def test_a_text_without_tokens_has_no_entities(api: Send, text: str) -> None:
     ],
 )
 def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, place: str) -> None:
-    assert post_refused(api, ANSWER, inputs).startswith(place)
+    assert error_of_inputs(api, ANSWER, inputs).startswith(place)
 
 
 def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -> None:
     """A stride of at least one window is an error if a text needs windows; otherwise it has no effect."""
-    assert ["1", "30", "30"] == re.findall(r"\d+", post_refused(api, NER, ["good", LONG], stride=ROOM))
-    assert_same(answered(api, NER, "good"), answered(api, NER, "good", stride=ROOM))
+    assert ["1", "30", "30"] == re.findall(r"\d+", error_of_inputs(api, NER, ["good", LONG], stride=ROOM))
+    assert_same(result_of(api, NER, "good"), result_of(api, NER, "good", stride=ROOM))
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -
 def test_a_window_without_passage_tokens_is_refused(api: Send, question: int, parameters: dict[str, Any], numbers: list[int]) -> None:
     """The error has the index of the input, and the stride with the tokens left for the passage, or the tokens of the passage if none fits."""
     fitting = [{"question": "who?", "context": "x y z"}] * numbers[0]
-    message = post_refused(api, ANSWER, [*fitting, {"question": " ".join(["good"] * question), "context": LONG}], **parameters)
+    message = error_of_inputs(api, ANSWER, [*fitting, {"question": " ".join(["good"] * question), "context": LONG}], **parameters)
     assert numbers == [int(number) for number in re.findall(r"\d+", message)]
 
 
 def test_a_window_over_the_models_length_is_an_error(api: Send) -> None:
-    assert_same(answered(api, ANSWER, QUESTION), answered(api, ANSWER, QUESTION, max_seq_len=32))
+    assert_same(result_of(api, ANSWER, QUESTION), result_of(api, ANSWER, QUESTION, max_seq_len=32))
     for length in (33, 384):
-        assert f"`max_seq_len` is {length} " in post_refused(api, ANSWER, QUESTION, max_seq_len=length)
+        assert f"`max_seq_len` is {length} " in error_of_inputs(api, ANSWER, QUESTION, max_seq_len=length)
 
 
 @pytest.mark.parametrize("path", [ANSWER, FILL])
@@ -70,8 +70,8 @@ def test_top_k_has_a_limit_that_the_operator_sets(api: Send, path: str, tmp_path
     tiny.every_kind(tmp_path)
     settings = {"max_top_k": 7, "allow_implicit_default": True}
     body = {"inputs": INPUTS[path], "parameters": {"top_k": 8}}
-    assert "`top_k` is 8 and 7 " in rejected(call(tmp_path, "POST", path, json=body, settings=settings), 413, "too_large")
-    assert "`parameters.top_k`" in post_refused(api, path, INPUTS[path], top_k=1001)
+    assert "`top_k` is 8 and 7 " in error_of(call(tmp_path, "POST", path, json=body, settings=settings), 413, "too_large")
+    assert "`parameters.top_k`" in error_of_inputs(api, path, INPUTS[path], top_k=1001)
 
 
 def test_the_warning_is_a_valid_header_for_any_target(api: Send) -> None:
@@ -110,10 +110,10 @@ def test_the_mask_as_a_candidate_is_not_in_the_sequence(api: Send) -> None:
 
 @pytest.mark.parametrize("text", ["", "a film", "a [mask] film", "a <mask> film", "a [ MASK ] film"])
 def test_a_misspelled_mask_is_refused_with_the_correct_mask(api: Send, text: str) -> None:
-    message = post_refused(api, FILL, ["a [MASK] film", text])
+    message = error_of_inputs(api, FILL, ["a [MASK] film", text])
     assert message.startswith("inputs[1]: ") and "`[MASK]`" in message
 
 
 def test_masks_have_a_limit(api: Send) -> None:
-    assert [1] * 64 == [len(found) for found in answered(api, FILL, "[MASK]" * 64, top_k=1)]
-    assert "65 masks and 64 " in post_refused(api, FILL, "[MASK] " * 65)
+    assert [1] * 64 == [len(fills) for fills in result_of(api, FILL, "[MASK]" * 64, top_k=1)]
+    assert "65 masks and 64 " in error_of_inputs(api, FILL, "[MASK] " * 65)

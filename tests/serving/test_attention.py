@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 import app_client
 import tiny
-from app_client import Send, call_fresh, post, posted, rejected, started, state_of
+from app_client import Send, call_fresh, error_of, open_api, post, result_of_fields, state_of
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import BundleError, SettingsError
 from bertserve.service.tasks import cost
@@ -46,16 +46,16 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", name="api")
 def started_service(folder: Path) -> Iterator[Send]:
-    with started(folder) as send:
+    with open_api(folder) as send:
         yield send
 
 
-def result(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:
-    return posted(api, path, inputs=inputs, parameters=parameters, **({"model": model} if model else {}))
+def attention_of(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:
+    return result_of_fields(api, path, inputs=inputs, parameters=parameters, **({"model": model} if model else {}))
 
 
-def wrong(api: Send, inputs: Any, **parameters: Any) -> str:
-    return app_client.wrong(api, ATTENTION, {"inputs": inputs, "parameters": parameters, "model": "classifier"})
+def error_for(api: Send, inputs: Any, **parameters: Any) -> str:
+    return app_client.error_of_body(api, ATTENTION, {"inputs": inputs, "parameters": parameters, "model": "classifier"})
 
 
 def expected(folder: Path, model: str, ids: list[int], types: list[int]) -> list[NDArray[np.float64]]:
@@ -76,11 +76,11 @@ def expected(folder: Path, model: str, ids: list[int], types: list[int]) -> list
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_of_any_task_match_the_formula(api: Send, folder: Path, model: str) -> None:
     for inputs, types in ((TEXT, [0] * 5), (PAIR, [0] * 6 + [1] * 3)):
-        found = result(api, inputs, model=model)
-        right = expected(folder, model, [tiny.VOCABULARY.index(token) for token in found["tokens"]], types)
+        actual = attention_of(api, inputs, model=model)
+        right = expected(folder, model, [tiny.VOCABULARY.index(token) for token in actual["tokens"]], types)
 
-        assert list(HEADS) == [len(layer) for layer in found["attentions"]]
-        for layer, weights in zip(found["attentions"], right, strict=True):
+        assert list(HEADS) == [len(layer) for layer in actual["attentions"]]
+        for layer, weights in zip(actual["attentions"], right, strict=True):
             np.testing.assert_allclose(weights, layer, rtol=0, atol=1e-5)
             np.testing.assert_allclose(1, np.sum(layer, axis=-1), rtol=0, atol=1e-5)
 
@@ -94,40 +94,40 @@ def test_the_response_has_the_offsets_of_each_token(api: Send) -> None:
         "tokens": ["[CLS]", "the", "book", "was", "long", "[SEP]", "not", "bad", "[SEP]"],
         "offsets": [None, [0, 3], [4, 8], [9, 12], [13, 17], None, [0, 3], [4, 7], None],
         "sentence_b_start": 6,
-    } == {name: value for name, value in result(api, PAIR).items() if name != "attentions"}
+    } == {name: value for name, value in attention_of(api, PAIR).items() if name != "attentions"}
     assert {
         "tokens": ["[CLS]", "a", "b", "##x", "[UNK]", "[SEP]"],
         "offsets": [None, [0, 1], [2, 3], [3, 4], [5, 6], None],
         "sentence_b_start": None,
-    } == {name: value for name, value in result(api, "a bx \N{GREEK SMALL LETTER ALPHA}").items() if name != "attentions"}
-    assert result(api, TEXT) == result(api, {"text": TEXT, "text_pair": ""}) == result(api, {"text": TEXT})
+    } == {name: value for name, value in attention_of(api, "a bx \N{GREEK SMALL LETTER ALPHA}").items() if name != "attentions"}
+    assert attention_of(api, TEXT) == attention_of(api, {"text": TEXT, "text_pair": ""}) == attention_of(api, {"text": TEXT})
 
 
 def test_layers_and_heads_can_be_selected(api: Send) -> None:
     """They have the requested order. Negative numbers count from the end: for heads, from the end of each layer."""
-    every = result(api, TEXT)["attentions"]
+    every = attention_of(api, TEXT)["attentions"]
     numbers: tuple[list[int] | None, ...] = (None, [0], [1], [-1], [1, 0], [-1, 0])
     for layers, heads in itertools.product(numbers, numbers):
-        asked = {name: value for name, value in (("layers", layers), ("heads", heads)) if value is not None}
-        chosen = [every[layer] for layer in layers or (0, 1)]
-        right = [[layer[head] for head in (range(len(layer)) if heads is None else heads)] for layer in chosen]
+        selection = {name: value for name, value in (("layers", layers), ("heads", heads)) if value is not None}
+        weights = [every[layer] for layer in layers or (0, 1)]
+        right = [[layer[head] for head in (range(len(layer)) if heads is None else heads)] for layer in weights]
 
-        assert right == result(api, TEXT, **asked)["attentions"]
+        assert right == attention_of(api, TEXT, **selection)["attentions"]
 
 
 @pytest.mark.parametrize("model", ["classifier", "left"])
 def test_a_list_has_the_same_results_as_its_items(api: Send, model: str) -> None:
     inputs = [TEXT, PAIR, "", "good " * 20, {"text": "bad"}]
-    alone = [result(api, item, model=model) for item in inputs]
-    together = result(api, inputs, model=model)
+    alone = [attention_of(api, item, model=model) for item in inputs]
+    together = attention_of(api, inputs, model=model)
 
     assert ["[CLS]", "[SEP]"] == together[2]["tokens"]
     for one, other in zip(alone, together, strict=True):
         assert one["tokens"] == other["tokens"]
         for left, right in zip(one["attentions"], other["attentions"], strict=True):
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
-    assert [] == result(api, [], model=model)
-    assert [alone[0]] == result(api, [TEXT], model=model)
+    assert [] == attention_of(api, [], model=model)
+    assert [alone[0]] == attention_of(api, [TEXT], model=model)
 
 
 def test_a_text_with_too_many_weights_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,15 +135,15 @@ def test_a_text_with_too_many_weights_is_refused(api: Send, monkeypatch: pytest.
     monkeypatch.setattr(cost, "MAX_RESPONSE_BYTES", 1500)
     body = {"inputs": TEXT, "model": "classifier"}
 
-    assert "`heads`" in rejected(post(api, body, path=ATTENTION), 413, "too_large")
-    assert 2 == len(result(api, TEXT, heads=[0])["attentions"])
-    assert "inputs[1]: " in rejected(post(api, body | {"inputs": ["", TEXT]}, path=ATTENTION), 413, "too_large")
+    assert "`heads`" in error_of(post(api, body, path=ATTENTION), 413, "too_large")
+    assert 2 == len(attention_of(api, TEXT, heads=[0])["attentions"])
+    assert "inputs[1]: " in error_of(post(api, body | {"inputs": ["", TEXT]}, path=ATTENTION), 413, "too_large")
 
 
 def test_a_text_over_the_models_length_is_refused(api: Send) -> None:
-    assert ["31", "30"] == re.findall(r"\d+", wrong(api, "good " * 31))
-    assert ["31", "29"] == re.findall(r"\d+", wrong(api, {"text": "good " * 30, "text_pair": "bad"}))
-    assert 32 == len(result(api, "good " * 30)["tokens"])
+    assert ["31", "30"] == re.findall(r"\d+", error_for(api, "good " * 31))
+    assert ["31", "29"] == re.findall(r"\d+", error_for(api, {"text": "good " * 30, "text_pair": "bad"}))
+    assert 32 == len(attention_of(api, "good " * 30)["tokens"])
 
 
 @pytest.mark.parametrize(
@@ -158,21 +158,21 @@ def test_a_text_over_the_models_length_is_refused(api: Send) -> None:
     ],
 )
 def test_an_invalid_parameter_is_explained(api: Send, parameters: dict[str, Any], value: str) -> None:
-    assert value in wrong(api, TEXT, **parameters)
+    assert value in error_for(api, TEXT, **parameters)
 
 
 def test_the_error_for_a_bundle_without_attention_says_what_to_do(api: Send, folder: Path) -> None:
     for path, body in ((ATTENTION, {"model": "plain"}), ("/models/plain", {"parameters": {"output_attentions": True}})):
-        message = rejected(post(api, {"inputs": TEXT, **body}, path=path), 422, "invalid_value")
+        message = error_of(post(api, {"inputs": TEXT, **body}, path=path), 422, "invalid_value")
         assert "`--attentions`" in message and "`chooser`, `classifier`, `filler`" in message
 
 
 def test_the_path_of_a_model_returns_attention_only_on_request(api: Send) -> None:
-    asked = result(api, TEXT, "/models/tagger", None, output_attentions=True)
+    answer = attention_of(api, TEXT, "/models/tagger", None, output_attentions=True)
 
-    assert result(api, TEXT, model="tagger") == asked
-    assert result(api, TEXT, "/ner", "tagger") == result(api, TEXT, "/models/tagger", None) != asked
-    assert result(api, TEXT, "/models/plain", None) == result(api, TEXT, "/classify", "classifier")
+    assert attention_of(api, TEXT, model="tagger") == answer
+    assert attention_of(api, TEXT, "/ner", "tagger") == attention_of(api, TEXT, "/models/tagger", None) != answer
+    assert attention_of(api, TEXT, "/models/plain", None) == attention_of(api, TEXT, "/classify", "classifier")
     assert [ATTENTION] == [path for path in api("GET", "/models/tagger").json()["endpoints"] if path == ATTENTION]
     assert ATTENTION not in api("GET", "/models/plain").json()["endpoints"]
 
@@ -181,11 +181,11 @@ def test_several_models_with_attention_need_no_default(folder: Path, tmp_path: P
     for name, task in (("one", "fill-mask"), ("two", "feature-extraction")):
         tiny.bundle(tmp_path, name, task=task, attention_heads=HEADS)
     settings = {"allow_implicit_default": False}
-    message = rejected(call_fresh(tmp_path, "POST", ATTENTION, settings=settings, json={"inputs": TEXT}), 404, "not_found")
+    message = error_of(call_fresh(tmp_path, "POST", ATTENTION, settings=settings, json={"inputs": TEXT}), 404, "not_found")
 
     assert "`one`, `two`" in message
-    chosen = call_fresh(tmp_path, "POST", ATTENTION, settings=settings | {"default": {"attention": "two"}}, json={"inputs": TEXT})
-    assert (200, "two") == (chosen.status_code, chosen.headers["x-model"])
+    response = call_fresh(tmp_path, "POST", ATTENTION, settings=settings | {"default": {"attention": "two"}}, json={"inputs": TEXT})
+    assert (200, "two") == (response.status_code, response.headers["x-model"])
     with pytest.raises(SettingsError, match=r"`three`.*`attention`"):
         state_of(tmp_path, default={"attention": "three"})
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app_client import faked, keys, play, posting, rejected, serving, state_of
+from app_client import error_of, fake_service, keys, play, posting, serving, state_of
 from bertserve.service import cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
@@ -37,7 +37,7 @@ def key_name(auth: Authenticator, key: bytes) -> str | None:
 @pytest.mark.parametrize(("options", "path"), [({"public_health": False}, "/health/live"), ({"public_metrics": False}, "/metrics")])
 async def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str, bool], path: str) -> None:
     async with serving(state_of(models), Authenticator(keys(models.parent, "swordfish"), **options)) as client:
-        answers = [await client.get(asked, headers=headers) for asked in ("/health/live", "/metrics") for headers in ({}, KEY)]
+        answers = [await client.get(probe, headers=headers) for probe in ("/health/live", "/metrics") for headers in ({}, KEY)]
     assert [answer.status_code for answer in answers] == ([401, 200, 200, 200] if path == "/health/live" else [200, 200, 401, 200])
 
 
@@ -49,7 +49,7 @@ def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, aut
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
     auth = Authenticator(keys(models.parent, "swordfish"))
     response = play(state_of(models), lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers), auth)
-    message = rejected(response, 401, "unauthorized")
+    message = error_of(response, 401, "unauthorized")
     assert words in message
     assert "swordfish" not in message
     assert "Bearer" == response.headers["www-authenticate"]
@@ -62,8 +62,8 @@ async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
         for headers in ({"authorization": f"Bearer {key}"}, KEY, KEY, {"authorization": "Bearer wrong"}, {}):
             await client.post("/classify", json={"inputs": "good"}, headers=headers)
         page = (await client.get("/metrics")).text
-    counted = re.findall(r'bertserve_key_requests_total{key="(.+)",status="(.+)"} (.+)', page)
-    assert [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")] == sorted(counted)
+    counts = re.findall(r'bertserve_key_requests_total{key="(.+)",status="(.+)"} (.+)', page)
+    assert [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")] == sorted(counts)
 
 
 async def test_a_key_without_admin_rights_has_its_name_in_log_and_metrics(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,14 +83,14 @@ def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
     key, line = new_key("alice")
     auth = Authenticator(keys(tmp_path, line))
     assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"
-    assert ["alice", None, None, None] == [key_name(auth, given) for given in (key.encode(), line.encode(), b"", b"alice")]
+    assert ["alice", None, None, None] == [key_name(auth, secret) for secret in (key.encode(), line.encode(), b"", b"alice")]
 
 
 def test_each_line_is_one_key(tmp_path: Path) -> None:
     """Only a newline ends a line."""
     (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
     auth = Authenticator(tmp_path / "keys")
-    assert ["line-2", "line-5", None, None] == [key_name(auth, given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")]
+    assert ["line-2", "line-5", None, None] == [key_name(auth, secret) for secret in (b"one", b"two", b"three", b"one\r\n\r\n two")]
     for character in ("\u2028", "\u0085", "\x0c"):
         assert key_name(Authenticator(keys(tmp_path, f"# made by{character}alice", "one")), b"alice") is None
 
@@ -139,7 +139,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 
 async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -> None:
     """A stream has no end, so the key is checked for each line. Renaming a key changes nothing."""
-    state, auth = faked(models, FakeEngine()), Authenticator(keys(models.parent, "swordfish"))
+    state, auth = fake_service(models, FakeEngine()), Authenticator(keys(models.parent, "swordfish"))
     files, answers = ["swordfish", "other\nswordfish", "other"], []
     steps = iter(enumerate(files))
 
@@ -171,10 +171,10 @@ def test_an_invalid_key_name_is_refused(name: str) -> None:
 def test_new_key_prints_only_the_line_of_the_key_file_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-serve new-key alice >> keys.txt` adds only the line for the file: the command writes the key to stderr."""
     assert 0 == cli.main(["new-key", "alice"])
-    printed = capsys.readouterr()
-    auth = Authenticator(keys(tmp_path, printed.out.strip()))
+    output = capsys.readouterr()
+    auth = Authenticator(keys(tmp_path, output.out.strip()))
 
-    assert "alice" == key_name(auth, printed.err.split()[-1].encode())
+    assert "alice" == key_name(auth, output.err.split()[-1].encode())
 
 
 async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

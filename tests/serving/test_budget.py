@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app_client import Send, answered, ask, post, post_refused, rejected
+from app_client import Send, ask, error_of, error_of_inputs, post, result_of
 
 
 @pytest.fixture(name="allowed")
@@ -13,7 +13,7 @@ def allowed_bytes(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def too_large(api: Send, path: str, **body: Any) -> str:
-    return rejected(post(api, body, path=path), 413, "too_large")
+    return error_of(post(api, body, path=path), 413, "too_large")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_answers_count_with_their_own_length(api: Send, allowed: Any) -> None:
     """Many short answers of a long passage are accepted. As many long answers of the same passage are refused."""
     allowed(2**16)
     passage = {"question": "good", "context": " ".join(f"{i:03}" * 60 for i in range(100))}
-    assert 50 == len(answered(api, "/answer", passage, top_k=50, max_answer_len=1))
+    assert 50 == len(result_of(api, "/answer", passage, top_k=50, max_answer_len=1))
     assert "bytes and 65536 " in too_large(api, "/answer", inputs=passage, parameters={"top_k": 50, "max_answer_len": 20})
 
 
@@ -71,7 +71,7 @@ def test_the_search_for_answers_has_a_limit(api: Send, monkeypatch: pytest.Monke
     """To find 1000 different answers in a passage that repeats one word, the search would examine all spans of all windows."""
     passage = {"question": "good", "context": "film " * 3000}
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 40_000)
-    assert 10 == len(answered(api, "/answer", passage, top_k=10, max_answer_len=12))
+    assert 10 == len(result_of(api, "/answer", passage, top_k=10, max_answer_len=12))
     assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12})
 
 
@@ -79,7 +79,7 @@ def test_each_window_counts_as_decoding(api: Send, monkeypatch: pytest.MonkeyPat
     passage = {"question": "good", "context": "a " * 1000}
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 40_000)
     assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"max_seq_len": 5, "doc_stride": 0})
-    assert "film" == answered(api, "/answer", {"question": "good", "context": "film " * 1000}, max_seq_len=30)["answer"][:4]
+    assert "film" == result_of(api, "/answer", {"question": "good", "context": "film " * 1000}, max_seq_len=30)["answer"][:4]
 
 
 def test_tokens_that_are_grouped_count_more_than_tokens(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +92,9 @@ def test_tokens_that_are_grouped_count_more_than_tokens(api: Send, monkeypatch: 
 def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_TOKENIZED_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
-    assert 2 == len(answered(api, "/choose", few))
-    assert "1340 characters" in rejected(ask(api, "/choose", many), 413, "too_large")
+    assert 2 == len(result_of(api, "/choose", few))
+    assert "1340 characters" in error_of(ask(api, "/choose", many), 413, "too_large")
 
 
 def test_all_targets_together_have_a_limit_of_characters(api: Send) -> None:
-    assert "16384 characters" in post_refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)
+    assert "16384 characters" in error_of_inputs(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)

@@ -12,7 +12,7 @@ import tokenizers
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import tiny
-from app_client import classify, rejected, serving, state_of
+from app_client import classify, error_of, serving, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.errors import BundleError, StartError
@@ -54,7 +54,7 @@ def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[
 
 
 @pytest.mark.parametrize(
-    ("task", "change", "named"),
+    ("task", "change", "pattern"),
     [
         ("text-classification", {"task": "poetry"}, "models/tiny` .*`poetry`"),
         ("text-classification", {"task": "text-ranking"}, "`text-ranking`"),
@@ -64,12 +64,12 @@ def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[
         ("fill-mask", {"tokenizer": {"mask": None}}, r"`tokenizer\.mask`"),
     ],
 )
-def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, change: dict[str, Any], named: str) -> None:
+def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, change: dict[str, Any], pattern: str) -> None:
     path = tiny.bundle(tmp_path / "models", task=task)
     for name, value in change.items():
         tiny.edit(path, lambda m, name=name, value=value: m.update({name: m[name] | value if isinstance(value, dict) else value}))
 
-    with pytest.raises(BundleError, match=named):
+    with pytest.raises(BundleError, match=pattern):
         catalog.spec_of(files.load_bundle(path))
 
 
@@ -88,8 +88,8 @@ def test_one_bundle_is_found_by_its_name(models: Path, tmp_path: Path, monkeypat
     (models / ".hidden").mkdir()
     (other / "second").mkdir(parents=True)
     folders = [tmp_path / "none", other, models]
-    found = [files.find_bundle(folders, name) for name in ("tiny", "second", "third", ".hidden", "models")]
-    assert [models / "tiny", other / "second", None, None, None] == found
+    paths = [files.find_bundle(folders, name) for name in ("tiny", "second", "third", ".hidden", "models")]
+    assert [models / "tiny", other / "second", None, None, None] == paths
     assert models / "tiny" == files.find_bundle([other, models / "tiny"], "tiny")
     monkeypatch.chdir(models / "tiny")
     assert models / "tiny" == files.find_bundle([Path()], "tiny")
@@ -98,7 +98,7 @@ def test_one_bundle_is_found_by_its_name(models: Path, tmp_path: Path, monkeypat
 GRAPH, DATA = "model.cpu.fp32.onnx", "weights.data"
 
 
-def moved_weights(path: Path, location: str = DATA, *, listed: bool = True, outside: bool = False) -> None:
+def move_weights(path: Path, location: str = DATA, *, is_listed: bool = True, outside: bool = False) -> None:
     """Moves a matrix of a bundle's graph to a file and updates the manifest."""
     model = tiny.graph()
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "dense")
@@ -107,28 +107,28 @@ def moved_weights(path: Path, location: str = DATA, *, listed: bool = True, outs
     external_data_helper.set_external_data(tensor, location=location, offset=0, length=len(tensor.raw_data))
     tensor.data_location = TensorProto.EXTERNAL
     tensor.ClearField("raw_data")
-    data = [{"file": DATA, "sha256": digest(file), "size_bytes": file.stat().st_size}] if listed else []
+    data = [{"file": DATA, "sha256": digest(file), "size_bytes": file.stat().st_size}] if is_listed else []
     tiny.replace_graph(path, model, data=data)
 
 
 def test_a_listed_file_is_loaded(models: Path) -> None:
     whole = classify(models, {"inputs": "good"}).json()
-    moved_weights(models / "tiny")
+    move_weights(models / "tiny")
     assert whole == classify(models, {"inputs": "good"}).json()
 
 
-def hidden(path: Path) -> None:
+def hide_location(path: Path) -> None:
     """Writes the length of the key `location` with two bytes, as no writer does but every reader accepts."""
-    moved_weights(path, listed=False)
+    move_weights(path, is_listed=False)
     content = (path / GRAPH).read_bytes()
     key, entry = b"\x0a\x08location\x12" + bytes([len(DATA)]), b"\x0a\x88\x00location\x12" + bytes([len(DATA)])
     assert key in content
     tiny.replace_graph(path, content.replace(key, entry))
 
 
-def linked(path: Path) -> None:
+def link_data(path: Path) -> None:
     """Replaces the listed file by a link to the same content outside the bundle."""
-    moved_weights(path)
+    move_weights(path)
     (path / DATA).rename(path.parent.parent / DATA)
     (path / DATA).symlink_to(path.parent.parent / DATA)
 
@@ -136,14 +136,14 @@ def linked(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
-        (lambda path: moved_weights(path, listed=False), DATA),
-        (lambda path: moved_weights(path, f"./{DATA}"), f"./{DATA}"),
-        (lambda path: moved_weights(path, f"../../{DATA}", listed=False, outside=True), f"../../{DATA}"),
-        (lambda path: moved_weights(path, str(path / DATA)), DATA),
-        (lambda path: moved_weights(path, ""), "``"),
-        (lambda path: moved_weights(path, "*/_ORT_MEM_ADDR_/*", listed=False), "_ORT_MEM_ADDR_"),
-        (linked, "a link"),
-        (hidden, DATA),
+        (lambda path: move_weights(path, is_listed=False), DATA),
+        (lambda path: move_weights(path, f"./{DATA}"), f"./{DATA}"),
+        (lambda path: move_weights(path, f"../../{DATA}", is_listed=False, outside=True), f"../../{DATA}"),
+        (lambda path: move_weights(path, str(path / DATA)), DATA),
+        (lambda path: move_weights(path, ""), "``"),
+        (lambda path: move_weights(path, "*/_ORT_MEM_ADDR_/*", is_listed=False), "_ORT_MEM_ADDR_"),
+        (link_data, "a link"),
+        (hide_location, DATA),
     ],
 )
 def test_an_unlisted_or_unsafe_file_is_refused(models: Path, damage: Callable[[Path], None], word: str) -> None:
@@ -201,9 +201,9 @@ def fewer_positions(path: Path) -> None:
 
 def larger_vocabulary(path: Path) -> None:
     """Gives the tokenizer a token for which the graph has no row."""
-    made = tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE))
-    made.add_tokens(["outside"])
-    made.save(str(path / TOKENIZER_FILE))
+    tokenizer = tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE))
+    tokenizer.add_tokens(["outside"])
+    tokenizer.save(str(path / TOKENIZER_FILE))
     tiny.replace_graph(path, tiny.graph())
 
 
@@ -239,17 +239,17 @@ async def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCap
     larger_vocabulary(models / "mixed")
     assert "altered" in refusal(models)
     async with serving(state_of(models, skip_broken=True)) as client:
-        listed, metrics = [await client.get(path) for path in ("/models", "/metrics")]
-        broken, served = [await client.post(path, json={"inputs": "good"}) for path in ("/models/altered", "/classify")]
+        models_page, metrics = [await client.get(path) for path in ("/models", "/metrics")]
+        broken, answer = [await client.post(path, json={"inputs": "good"}) for path in ("/models/altered", "/classify")]
     assert [
         ("tiny", False),
         ("altered", True),
         ("mixed", False),
-    ] == [(model["name"], "was altered" in model.get("broken", "")) for model in listed.json()]
-    assert "32 tokens" in listed.json()[2]["broken"]
+    ] == [(model["name"], "was altered" in model.get("broken", "")) for model in models_page.json()]
+    assert "32 tokens" in models_page.json()[2]["broken"]
     assert 'bertserve_broken_models{model="altered"} 1.0' in metrics.text
-    assert "`altered`" in rejected(broken, 404, "not_found")
-    assert 200 == served.status_code
+    assert "`altered`" in error_of(broken, 404, "not_found")
+    assert 200 == answer.status_code
     assert "`altered`" in caplog.text
 
 

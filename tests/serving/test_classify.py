@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import LONG, call, classify, rejected, results
+from app_client import LONG, call, classify, error_of, results
 
 HUGE_NUMBER = b"9" * 5000
 
@@ -36,7 +36,7 @@ def test_the_content_type_does_not_matter(models: Path, content_type: str) -> No
     ],
 )
 def test_a_body_that_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
-    rejected(classify(models, raw), 400, "malformed")
+    error_of(classify(models, raw), 400, "malformed")
 
 
 ROOM = 30  # text tokens that fit a tiny bundle; 29 for a pair
@@ -61,7 +61,7 @@ def test_truncated_inputs_are_counted_and_named(models: Path, inputs: Any, count
 
 
 def test_a_stride_without_windows_is_an_error(models: Path) -> None:
-    assert "`window`" in rejected(classify(models, {"inputs": "good", "parameters": {"stride": 2}}), 422, "invalid_value")
+    assert "`window`" in error_of(classify(models, {"inputs": "good", "parameters": {"stride": 2}}), 422, "invalid_value")
 
 
 def test_an_empty_text_is_answered_with_a_warning(models: Path) -> None:
@@ -92,17 +92,17 @@ def test_the_windows_of_a_text_are_reported(tmp_path: Path) -> None:
     """`x-windows` lists overlapping character ranges that cover the text. It is absent for a short text and for several texts."""
     tiny.bundle(tmp_path, "names", task="token-classification")
     text = "good film " * 40
-    windows = [tuple(map(int, part.split("-"))) for part in told(tmp_path, text).split(", ")]
+    windows = [tuple(map(int, part.split("-"))) for part in windows_header(tmp_path, text).split(", ")]
     assert (0, len(text) - 1) == (windows[0][0], windows[-1][1])
     assert [True] * (len(windows) - 1) == [left[0] < right[0] < left[1] for left, right in pairwise(windows)]
-    assert "" == told(tmp_path, "good film")
-    assert "" == told(tmp_path, [text, text])
-    assert told(tmp_path, text) == told(tmp_path, [text])
-    many = told(tmp_path, text * 10, stride=20).split(", ")
+    assert "" == windows_header(tmp_path, "good film")
+    assert "" == windows_header(tmp_path, [text, text])
+    assert windows_header(tmp_path, text) == windows_header(tmp_path, [text])
+    many = windows_header(tmp_path, text * 10, stride=20).split(", ")
     assert (65, "...") == (len(many), many[-1])
 
 
-def told(models: Path, inputs: Any, **parameters: Any) -> str:
+def windows_header(models: Path, inputs: Any, **parameters: Any) -> str:
     response = call(models, "POST", "/ner", json={"inputs": inputs, "parameters": parameters})
     assert 200 == response.status_code
     return str(response.headers.get("x-windows", ""))

@@ -84,8 +84,8 @@ def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     defaults = ",".join(f"{path}={model}" for path, model, _ in METHODS.values())
     flags = ("--models", str(folder / "models"), "--default", defaults, "--allow-implicit-default", "--api-key-file", str(folder / "key"))
     included = (ROOT / "models" / name for name in ("sentiment", "ner", "qa", "fill-mask", "nli"))
-    with running(next(included), folder / "log", "--models", ",".join(map(str, included)), *flags) as served:
-        yield served.url
+    with running(next(included), folder / "log", "--models", ",".join(map(str, included)), *flags) as server:
+        yield server.url
 
 
 def call(client: Any, method: str, arguments: dict[str, Any], parameters: dict[str, Any], **more: Any) -> Any:
@@ -98,25 +98,25 @@ def client_of(url: str, method: str) -> InferenceClient:
 
 def raw(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, Any]) -> Any:
     """Returns the response body for the same request, sent without the client."""
-    given = METHODS[method][2] | arguments
-    inputs = given if method == "question_answering" else given.get("text")
+    values = METHODS[method][2] | arguments
+    inputs = values if method == "question_answering" else values.get("text")
     if method == "sentence_similarity":
-        inputs = {"source_sentence": given["sentence"], "sentences": given["other_sentences"]}
-    labels = {"candidate_labels": given["candidate_labels"]} if method == "zero_shot_classification" else {}
+        inputs = {"source_sentence": values["sentence"], "sentences": values["other_sentences"]}
+    labels = {"candidate_labels": values["candidate_labels"]} if method == "zero_shot_classification" else {}
     body = {"inputs": inputs, "parameters": parameters | labels}
     response = httpx.post(f"{url}/{METHODS[method][0]}", json=body, headers=HEADERS, timeout=30, trust_env=False)
     assert 200 == response.status_code, response.text
     return response.json()[0] if method == "text_classification" else response.json()
 
 
-def plain(parsed: Any) -> Any:
+def plain(output: Any) -> Any:
     """Returns a result of the client as JSON values, without the fields that the client sets to None."""
-    if isinstance(parsed, np.ndarray):
-        assert np.float32 == parsed.dtype
-        return parsed.tolist()
-    if isinstance(parsed, list):
-        return [plain(item) for item in parsed]
-    return parsed if isinstance(parsed, float) else {key: value for key, value in vars(parsed).items() if value is not None}
+    if isinstance(output, np.ndarray):
+        assert np.float32 == output.dtype
+        return output.tolist()
+    if isinstance(output, list):
+        return [plain(item) for item in output]
+    return output if isinstance(output, float) else {key: value for key, value in vars(output).items() if value is not None}
 
 
 @pytest.mark.parametrize(("method", "arguments", "parameters"), CASES)
@@ -153,11 +153,11 @@ def test_the_client_shows_the_error_of_the_service(
     url: str, method: str, base: str, arguments: dict[str, Any], parameters: dict[str, Any], status: int, value: str
 ) -> None:
     client = InferenceClient(model=f"{url}/{base or METHODS[method][0]}", token=KEY, headers={"x-request-id": "my-request"})
-    with pytest.raises(HfHubHTTPError) as failed:
+    with pytest.raises(HfHubHTTPError) as error:
         call(client, method, arguments, parameters)
-    assert status == failed.value.response.status_code
-    assert value in str(failed.value)
-    assert "my-request" in str(failed.value)
+    assert status == error.value.response.status_code
+    assert value in str(error.value)
+    assert "my-request" in str(error.value)
 
 
 def test_the_client_logs_the_warning_of_the_service(url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

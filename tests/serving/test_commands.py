@@ -50,7 +50,7 @@ def test_a_model_that_cannot_be_loaded_stops_the_start(
     models: Path, tmp_path: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    flags, words = ([word.replace("EMPTY", str(tmp_path / "empty")) for word in given] for given in (flags, words))
+    flags, words = ([word.replace("EMPTY", str(tmp_path / "empty")) for word in group] for group in (flags, words))
     message = failure(capsys, 1, "serve", "--port", "0", *([] if "--models" in flags else ["--models", str(models)]), *flags)
     assert [] == [word for word in words if word not in message]
 
@@ -72,11 +72,11 @@ def test_an_invalid_setting_is_a_usage_error(models: Path, flags: list[str], wor
 
 
 @pytest.mark.parametrize(
-    ("host", "warned"), [("0.0.0.0", True), ("::", True), ("192.0.2.1", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)]
+    ("host", "warns"), [("0.0.0.0", True), ("::", True), ("192.0.2.1", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)]
 )
-def test_a_public_address_without_a_key_causes_a_warning(tmp_path: Path, host: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_public_address_without_a_key_causes_a_warning(tmp_path: Path, host: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     main(["serve", "--port", "0", "--models", str(tmp_path), "--host", host])
-    assert (f"LISTENING ON {host} " in caplog.text) == warned
+    assert (f"LISTENING ON {host} " in caplog.text) == warns
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     caplog.clear()
     (tmp_path / "key").write_text("swordfish\n")
@@ -93,11 +93,11 @@ def test_an_error_has_an_ipv6_address_in_brackets(command: str, host: str, capsy
 
 def test_check_fails_a_model_that_returns_another_result(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rounding makes no difference."""
-    stored = results(models, REQUEST["inputs"], top_k=2)
-    score = stored[0][0]["score"]
+    result = results(models, REQUEST["inputs"], top_k=2)
+    score = result[0][0]["score"]
     for name, difference_ in (("b", 9e-5), ("a", 2e-4)):
-        stored[0][0]["score"] = score + difference_
-        tiny.bundle(tmp_path / name, name, example={"request": REQUEST, "result": stored})
+        result[0][0]["score"] = score + difference_
+        tiny.bundle(tmp_path / name, name, example={"request": REQUEST, "result": result})
     assert 0 == main(["check", "--models", str(tmp_path / "b")])
     assert "b: text-classification, cpu/fp32: ok\n" == capsys.readouterr().out
     assert 1 == main(["check", "--models", f"{tmp_path}/a,{tmp_path}/b", "--allow-implicit-default"])
@@ -116,8 +116,8 @@ def test_check_runs_an_example_that_exceeds_the_limits_of_requests(models: Path,
 def test_check_fails_an_example_with_an_invalid_request(tmp_path: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.bundle(tmp_path, "a", example=example)
     assert 1 == main(["check", "--models", str(tmp_path)])
-    captured = capsys.readouterr()
-    assert "a: text-classification, cpu/fp32: FAILED: " in captured.out + captured.err
+    output = capsys.readouterr()
+    assert "a: text-classification, cpu/fp32: FAILED: " in output.out + output.err
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "named"),
+    ("argv", "word"),
     [
         ([], "`check`"),
         (["sevre"], "did you mean serve"),
@@ -159,22 +159,22 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["score", "in.jsonl", "out.jsonl", "--columns", "text"], "--columns"),
     ],
 )
-def test_a_usage_error_suggests_a_correction(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
+def test_a_usage_error_suggests_a_correction(argv: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
         sys.exit(main(argv))
     error = capsys.readouterr().err
-    assert 2 == stopped.value.code
-    assert named in error
+    assert 2 == exit_info.value.code
+    assert word in error
     assert 1 == error.count("\n")
 
 
-def listed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+def listing_of(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
     assert code == main(["models", *argv])
     return capsys.readouterr().out
 
 
 def test_each_model_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    header, *lines = listed(capsys, "--models", "models").splitlines()
+    header, *lines = listing_of(capsys, "--models", "models").splitlines()
 
     assert ["embed", "fill-mask", "ner", "nli", "qa", "rerank", "sentiment"] == [line.split()[0] for line in lines]
     assert ["text-classification", "negative,", "positive", "23.4"] == lines[6].split()[1:5]
@@ -184,7 +184,7 @@ def test_each_model_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_all_fields(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [model] = json.loads(listed(capsys, "--models", str(models), "--json"))
+    [model] = json.loads(listing_of(capsys, "--models", str(models), "--json"))
     folder = models / "tiny"
     [graph] = model.pop("graphs")
 
@@ -202,13 +202,13 @@ def test_json_has_all_fields(models: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_an_unreadable_bundle_is_reported(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (models / "broken").mkdir()
-    lines = listed(capsys, "--models", str(models), code=1).splitlines()
+    lines = listing_of(capsys, "--models", str(models), code=1).splitlines()
 
     assert 3 == len(lines)
     assert lines[2].startswith(f"broken: `{models}/broken`")
-    assert "error" in json.loads(listed(capsys, "--models", str(models), "--json", code=1))[0]
+    assert "error" in json.loads(listing_of(capsys, "--models", str(models), "--json", code=1))[0]
     (models / "tiny/model.cpu.fp32.onnx").unlink()
-    assert "model.cpu.fp32.onnx" in listed(capsys, "--models", str(models), code=1)
+    assert "model.cpu.fp32.onnx" in listing_of(capsys, "--models", str(models), code=1)
 
 
 def test_listing_exports_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,11 +219,11 @@ def test_listing_exports_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_closed_output_pipe_causes_no_traceback() -> None:
     """Like `bert-serve models | head -1`, but the pipe is closed before the first line."""
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
+    reader, write = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
         [sys.executable, "-m", "bertserve.service.cli", "models", "--models", "models"], stdout=write, stderr=subprocess.PIPE, check=False
     )
     os.close(write)
 
-    assert (1, b"") == (done.returncode, done.stderr)
+    assert (1, b"") == (process.returncode, process.stderr)

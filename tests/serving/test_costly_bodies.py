@@ -39,7 +39,7 @@ def text(chars: int, of: str = SENTENCE) -> str:
     return (of * (chars // len(of) + 1))[:chars]
 
 
-def filling(count: int) -> list[str]:
+def fill_body(count: int) -> list[str]:
     """Returns texts of the same length that fill a body."""
     return [text(min(CHARS, (BYTES - 8000) // count - 4))] * count
 
@@ -68,11 +68,11 @@ NUMBER = (SPECIAL, 10**400)
 NUMBERS = ([-1] * 256, list(range(257)))
 # (task, field) -> pairs of the largest allowed value and one above. A field that is missing here has its values in its schema.
 CASES: dict[tuple[str, str], list[tuple[Any, Any]]] = {
-    ("text-classification", "text"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS, SHORT_TEXTS, (filling(26), filling(28))],
+    ("text-classification", "text"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS, SHORT_TEXTS, (fill_body(26), fill_body(28))],
     ("text-classification", "text_pair"): [ONE_TEXT],
     ("text-classification", "top_k"): [NUMBER],
     ("text-classification", "stride"): [(480, 511), NUMBER],
-    ("token-classification", "text"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS, SHORT_TEXTS, (filling(26), filling(28))],
+    ("token-classification", "text"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS, SHORT_TEXTS, (fill_body(26), fill_body(28))],
     ("token-classification", "ignore_labels"): [(["x" * 1000] * 1000, ["x"] * 1001)],
     ("token-classification", "stride"): [(480, 511), NUMBER],
     ("question-answering", "question"): [ONE_TEXT],
@@ -91,7 +91,7 @@ CASES: dict[tuple[str, str], list[tuple[Any, Any]]] = {
     ("multiple-choice", "prompt"): [ONE_TEXT],
     ("multiple-choice", "context"): [ONE_TEXT],
     ("multiple-choice", "choices"): [([text(10_000)] * 64, [text(10_000)] * 65)],
-    ("feature-extraction", "text"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS, SHORT_TEXTS, (filling(26), filling(28))],
+    ("feature-extraction", "text"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS, SHORT_TEXTS, (fill_body(26), fill_body(28))],
     ("feature-extraction", "prompt_name"): [("x" * 1_000_000, 1)],
     ("feature-extraction", "dimensions"): [(384, 385), NUMBER],
     ("feature-extraction", "layers"): [NUMBERS],
@@ -99,8 +99,8 @@ CASES: dict[tuple[str, str], list[tuple[Any, Any]]] = {
     ("sentence-similarity", "sentences"): [SHORT_TEXTS],
     ("sentence-similarity", "prompt_name"): [("x" * 1_000_000, 1)],
     ("text-ranking", "query"): [ONE_TEXT],
-    ("text-ranking", "texts"): [SHORT_TEXTS, ([SLOW_WORDS] * ITEMS, [SLOW_WORDS] * (ITEMS + 1)), (filling(13), filling(14))],
-    ("zero-shot-classification", "text"): [ONE_TEXT, (filling(ITEMS // 2), filling(ITEMS // 2 + 1))],
+    ("text-ranking", "texts"): [SHORT_TEXTS, ([SLOW_WORDS] * ITEMS, [SLOW_WORDS] * (ITEMS + 1)), (fill_body(13), fill_body(14))],
+    ("zero-shot-classification", "text"): [ONE_TEXT, (fill_body(ITEMS // 2), fill_body(ITEMS // 2 + 1))],
     ("zero-shot-classification", "candidate_labels"): [
         (",".join(map(str, range(LABELS))), "," * 1_000_000),
         ([f"{i:03}" + "x" * 997 for i in range(LABELS)], [str(i) for i in range(LABELS + 1)]),
@@ -203,16 +203,16 @@ def values_of(schema: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 def cases() -> Iterator[Any]:
     """Yields all cases. `make test` runs the first one of each field with its own limit, of one task unless tasks differ in its cost."""
-    ran = set[str]()
+    names = set[str]()
     for spec in TASKS.values():
         for name, schema in fields_of(spec).items():
-            listed = CASES.get((spec.name, name))
-            for i, (largest, above) in enumerate(listed or values_of(schema)):
-                marks = () if listed and i == 0 and (name in PER_TASK or name not in ran) else pytest.mark.full_grid
+            own_values = CASES.get((spec.name, name))
+            for i, (largest, above) in enumerate(own_values or values_of(schema)):
+                marks = () if own_values and i == 0 and (name in PER_TASK or name not in names) else pytest.mark.full_grid
                 yield pytest.param(Case(spec, name, largest, is_large=True), id=f"{spec.path}-{name}-{i}-largest", marks=marks)
                 yield pytest.param(Case(spec, name, above, is_large=False), id=f"{spec.path}-{name}-{i}-above", marks=marks)
-            if listed:
-                ran.add(name)
+            if own_values:
+                names.add(name)
 
 
 @dataclass
@@ -232,18 +232,18 @@ class Bench:
             answer.read()
             return answer.status
 
-    def measured(self, path: str, body: bytes) -> tuple[int, float, int]:
+    def measure(self, path: str, body: bytes) -> tuple[int, float, int]:
         """Returns the status of a request, the longest delay of a probe in seconds, and the peak of the memory in bytes."""
         Path(f"/proc/{self.served.process.pid}/clear_refs").write_text("5", encoding="ascii")
         over = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            probing = pool.submit(self.served.longest_probe_s, over, 0.001)
+            probe = pool.submit(self.served.longest_probe_s, over, 0.001)
             time.sleep(0.01)
             try:
                 status = self.post(path, body)
             finally:
                 over.set()
-        return status, probing.result(), self.peak()
+        return status, probe.result(), self.peak()
 
     def peak(self) -> int:
         """Returns the peak of its resident memory since `clear_refs`."""
@@ -254,7 +254,7 @@ class Bench:
         """Returns the longest delay of a probe while ordinary requests run for at least this many seconds."""
         end, longest_s = time.monotonic() + seconds, 0.0
         while longest_s == 0.0 or time.monotonic() < end:
-            longest_s = max(longest_s, *(self.measured(path, body)[1] for path, body in self.bodies))
+            longest_s = max(longest_s, *(self.measure(path, body)[1] for path, body in self.bodies))
         return longest_s
 
 
@@ -267,8 +267,8 @@ def bench_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ben
     flags = ("--models", str(folder / "models"), "--threads", "1", "--allow-implicit-default", "--timeout-ms", "120000")
     # a busy machine must not count as a hung run
     program = f"from bertserve.service.scheduling import scheduler; scheduler.MIN_HANG_S = 60; {BERT_SERVE}"
-    with running(ROOT / "models", folder / "log", *flags, program=program) as served:
-        bench = Bench(served)
+    with running(ROOT / "models", folder / "log", *flags, program=program) as server:
+        bench = Bench(server)
         for path, body in bench.bodies * 2:
             assert 200 == bench.post(path, body), path
         bench.memory = bench.peak()
@@ -300,7 +300,7 @@ def check(bench: Bench, path: str, body: bytes, name: str) -> None:
     """Other load on the machine only adds to a delay, so a case can try again; the last delay is compared with ordinary requests for as long."""
     for _ in range(TRIES):
         start = time.monotonic()
-        status, stall_s, peak = bench.measured(path, body)
+        status, stall_s, peak = bench.measure(path, body)
         print(f"\n| {name} | {status} | {1000 * stall_s:.0f} | {(peak - bench.memory) / 2**20:.0f} |")
         assert status in ALLOWED
         assert peak - bench.memory < MEMORY

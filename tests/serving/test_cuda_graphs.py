@@ -40,20 +40,20 @@ class Sessions:
     """Sessions on the CPU that count their runs: the shared one first."""
 
     def __init__(self) -> None:
-        self.opened: list[Any] = []
+        self.references: list[Any] = []
         self.plain: list[int] = []  # runs without bound buffers, by session
         self.options: list[GpuOptions] = []
 
     def open(self, path: Path, graph: Any, *, gpu: GpuOptions, **_: Any) -> Any:
-        session, number = open_session(path, graph, provider="cpu"), len(self.opened)
+        session, number = open_session(path, graph, provider="cpu"), len(self.references)
         run = session.run
 
-        def counted(*arguments: Any) -> Any:
+        def count_and_run(*arguments: Any) -> Any:
             self.plain.append(number)
             return run(*arguments)
 
-        session.run = counted
-        self.opened.append(weakref.ref(session))
+        session.run = count_and_run
+        self.references.append(weakref.ref(session))
         self.options.append(gpu)
         return session
 
@@ -137,10 +137,10 @@ def test_each_thread_has_a_session_and_the_others_share_one(tmp_path: Path, sess
 def test_the_sessions_of_threads_end_with_their_engine(tmp_path: Path, sessions: Sessions, thread: Any) -> None:
     engine = engine_of(tiny.bundle(tmp_path))
     thread(engine.warm_up, 2, 8)
-    assert [True, True] == [session() is not None for session in sessions.opened]
+    assert [True, True] == [session() is not None for session in sessions.references]
     del engine
     thread(gc.collect)  # the thread lives, as after a reload
-    assert [False, False] == [session() is not None for session in sessions.opened]
+    assert [False, False] == [session() is not None for session in sessions.references]
 
 
 @pytest.mark.parametrize("limit", [{"MAX_TOKENS": 15}, {"MAX_RUNS": 0}, {"MAX_OUTPUT_BYTES": 1}])
@@ -162,7 +162,7 @@ def test_other_graphs_are_not_captured(tmp_path: Path, sessions: Sessions, threa
         tiny.bundle(tmp_path, **({"attention_heads": (2,)} if reason == "attention" else {})), reason if reason == "fp32" else "fp16"
     )
     thread(engine.warm_up, 2, 8)
-    assert 1 == len(sessions.opened)
+    assert 1 == len(sessions.references)
 
 
 def test_without_a_session_for_captures_a_model_still_answers(

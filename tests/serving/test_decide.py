@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import call, classify, keys, play, rejected, results
+from app_client import call, classify, error_of, keys, play, results
 from bertserve.service.auth import Authenticator
 from bertserve.service.bundle import files
 from bertserve.service.check import check
@@ -100,7 +100,7 @@ def test_other_scores_are_not_calibrated(raw: Path, calibrated: Path) -> None:
 )
 def test_wrong_parameters_are_errors(raw: Path, parameters: dict[str, Any], word: str) -> None:
     response = classify(raw, {"inputs": "good", "parameters": parameters}, path="/models/classifier")
-    assert word in rejected(response, 422, "invalid_value")
+    assert word in error_of(response, 422, "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_wrong_parameters_are_errors(raw: Path, parameters: dict[str, Any], word
     ],
 )
 def test_the_error_of_a_parameter_does_not_name_an_input(raw: Path, path: str, body: dict[str, Any], word: str) -> None:
-    message = rejected(classify(raw, body, path=path), 422, "invalid_value")
+    message = error_of(classify(raw, body, path=path), 422, "invalid_value")
     assert message.startswith("parameters: ")
     assert word in message
 
@@ -129,7 +129,7 @@ def test_the_error_of_a_parameter_does_not_name_an_input(raw: Path, path: str, b
     ],
 )
 def test_a_threshold_without_effect_is_an_error(raw: Path, path: str, inputs: Any, parameters: dict[str, Any]) -> None:
-    rejected(classify(raw, {"inputs": inputs, "parameters": parameters | {"decide": True}}, path=path), 422, "invalid_value")
+    error_of(classify(raw, {"inputs": inputs, "parameters": parameters | {"decide": True}}, path=path), 422, "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_a_threshold_without_effect_is_an_error(raw: Path, path: str, inputs: An
 )
 def test_logits_and_sums_can_have_any_threshold(raw: Path, path: str, body: dict[str, Any]) -> None:
     body["parameters"] |= {"decide": True, "threshold": -50.0, "min_confidence": 50.0}
-    decided = ask(raw, path, **body)
-    assert "is below `min_confidence` 50" in (decided[0] if isinstance(decided, list) else decided)["reason"]
+    decisions = ask(raw, path, **body)
+    assert "is below `min_confidence` 50" in (decisions[0] if isinstance(decisions, list) else decisions)["reason"]
 
 
 def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
@@ -156,10 +156,10 @@ def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
 def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) -> None:
     """The threshold of the bundle applies. A threshold in the request replaces them, and a minimum is added."""
     plain = ask(calibrated, "/models/classifier", inputs=TEXTS)
-    decided = ask(calibrated, "/models/classifier", inputs=TEXTS, parameters={"decide": True})
-    assert plain == [item["scores"] for item in decided]
-    assert {True, False} == {item["abstained"] for item in decided}
-    for answer, item in zip(plain, decided, strict=True):
+    decisions = ask(calibrated, "/models/classifier", inputs=TEXTS, parameters={"decide": True})
+    assert plain == [item["scores"] for item in decisions]
+    assert {True, False} == {item["abstained"] for item in decisions}
+    for answer, item in zip(plain, decisions, strict=True):
         assert item["decision"] == (answer[0]["label"] if answer[0]["score"] >= 0.57 else None)
         assert item["abstained"] == (item["decision"] is None)
         assert item["reason"] == (f"the best score {answer[0]['score']:g} is below its threshold 0.57" if item["abstained"] else None)
@@ -243,12 +243,12 @@ def test_entities_below_the_threshold_are_left_out_and_counted(raw: Path, calibr
     assert [item["word"] for item in plain] == [item["word"] for item in before]
     assert [item["score"] for item in plain] < [item["score"] for item in before]
     least = sorted(item["score"] for item in plain)[1]
-    kept = [item for item in plain if item["score"] >= least]
+    entities = [item for item in plain if item["score"] >= least]
     item = ask(calibrated, "/ner", inputs=text, parameters={"decide": True, "threshold": least})
     assert {
-        "decision": list(dict.fromkeys(entity["entity_group"] for entity in kept)),
-        "scores": kept,
-        "left_out": len(plain) - len(kept),
+        "decision": list(dict.fromkeys(entity["entity_group"] for entity in entities)),
+        "scores": entities,
+        "left_out": len(plain) - len(entities),
     }.items() <= item.items()
     per_label = ask(calibrated, "/ner", inputs=[text], parameters={"decide": True, "threshold": {"PER": 1.0}})
     assert [entity for entity in plain if entity["entity_group"] != "PER"] == per_label[0]["scores"]
@@ -264,8 +264,8 @@ def test_a_minimum_counts_entities_that_are_left_out(calibrated: Path) -> None:
     assert "min_confidence" in item["reason"]
 
 
-@pytest.mark.parametrize(("strategy", "known", "unknown"), [("simple", "PER", "B-PER"), ("none", "B-PER", "PER")])
-def test_thresholds_have_the_names_of_the_strategy(calibrated: Path, strategy: str, known: str, unknown: str) -> None:
+@pytest.mark.parametrize(("strategy", "known_label", "unknown"), [("simple", "PER", "B-PER"), ("none", "B-PER", "PER")])
+def test_thresholds_have_the_names_of_the_strategy(calibrated: Path, strategy: str, known_label: str, unknown: str) -> None:
     """A threshold of another name would have no effect."""
     statuses = [
         classify(
@@ -273,7 +273,7 @@ def test_thresholds_have_the_names_of_the_strategy(calibrated: Path, strategy: s
             {"inputs": "good", "parameters": {"aggregation_strategy": strategy, "decide": True, "threshold": {name: 0.5}}},
             path="/ner",
         ).status_code
-        for name in (known, unknown)
+        for name in (known_label, unknown)
     ]
     assert [200, 422] == statuses
 
@@ -290,7 +290,7 @@ def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> Non
     for threshold, decision in ((0.0, after[0]["answer"]), (1.0, None)):
         item = ask(calibrated, "/answer", inputs=body["inputs"], parameters=body["parameters"] | {"decide": True, "threshold": threshold})
         assert decision == item["decision"]
-        assert [each["score"] for each in item["scores"]] == pytest.approx([each["score"] for each in after])
+        assert [answer["score"] for answer in item["scores"]] == pytest.approx([answer["score"] for answer in after])
 
 
 def test_summed_answers_are_not_calibrated(raw: Path, calibrated: Path) -> None:
@@ -309,10 +309,10 @@ def test_reranking_does_not_take_the_threshold_of_label_sets(tmp_path: Path) -> 
     path = tiny.bundle(tmp_path, labels=("irrelevant", "relevant"))
     tiny.calibrate(path, {"threshold": 0.01, "aim": "coverage"}, scale=[20.0])
     item = ask(tmp_path, "/rerank", query="good film", texts=TEXTS, parameters={"decide": True})
-    assert [ranked["index"] for ranked in item["scores"] if ranked["score"] >= 0.5] == item["decision"]
-    assert any(0.01 <= ranked["score"] < 0.5 for ranked in item["scores"])
+    assert [entry["index"] for entry in item["scores"] if entry["score"] >= 0.5] == item["decision"]
+    assert any(0.01 <= entry["score"] < 0.5 for entry in item["scores"])
     without_effect = {"decide": True, "threshold": {"irrelevant": 0.5}}
-    rejected(classify(tmp_path, {"query": "good", "texts": TEXTS, "parameters": without_effect}, path="/rerank"), 422, "invalid_value")
+    error_of(classify(tmp_path, {"query": "good", "texts": TEXTS, "parameters": without_effect}, path="/rerank"), 422, "invalid_value")
 
 
 def test_reranking_decides_which_texts_are_relevant(raw: Path, calibrated: Path) -> None:
@@ -322,7 +322,7 @@ def test_reranking_decides_which_texts_are_relevant(raw: Path, calibrated: Path)
     odds = [np.log(item["score"] / (1 - item["score"])) for item in before]
     assert [item["score"] for item in after] == pytest.approx([1 / (1 + np.exp(-(0.5 * x + 0.5))) for x in odds], abs=1e-5)
     item = ask(calibrated, "/rerank", **body, parameters={"decide": True})
-    assert [ranked["index"] for ranked in after if ranked["score"] >= 0.5] == item["decision"]
+    assert [entry["index"] for entry in after if entry["score"] >= 0.5] == item["decision"]
     assert before == ask(calibrated, "/rerank", **body, parameters={"calibrated": False})
     raw_scores = [ask(models, "/rerank", **body, raw_scores=True) for models in (raw, calibrated)]
     assert raw_scores[0] == raw_scores[1]
@@ -402,7 +402,7 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
         return pages
 
     state = build(Settings(models=models))
-    other, without, _, unloaded = play(state, reload, auth=Authenticator(admin_key_file=keys(tmp_path, "swordfish")))
+    other, without, _, after_unload = play(state, reload, auth=Authenticator(admin_key_file=keys(tmp_path, "swordfish")))
     assert 1 == metric(other, "reference_predictions", label="neutral")
     assert 0.5 == metric(other, "reference_scores", from_score="0.5")
     for page, name, labels in (
@@ -410,17 +410,17 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
         (other, "reference_scores", {"from_score": "0.95"}),
         (without, "reference_predictions", {"label": "neutral"}),
         (without, "reference_scores", {"from_score": "0.5"}),
-        (unloaded, "reference_predictions", {"label": "positive"}),
-        (unloaded, "reference_scores", {"from_score": "0.95"}),
+        (after_unload, "reference_predictions", {"label": "positive"}),
+        (after_unload, "reference_scores", {"from_score": "0.95"}),
     ):
         assert np.isnan(metric(page, name, **labels))
 
 
 def test_the_description_of_a_model_has_its_calibration(calibrated: Path) -> None:
-    described = call(calibrated, "GET", "/models/classifier").json()["calibration"]
+    calibration = call(calibrated, "GET", "/models/classifier").json()["calibration"]
     manifest = files.load_bundle(calibrated / "classifier").manifest
-    assert 0.57 == described["thresholds"][0]["threshold"]
-    assert described["after"]["bins"] == [bin_.model_dump() for bin_ in manifest.graphs[0].calibration.after.bins]  # type: ignore[union-attr]
+    assert 0.57 == calibration["thresholds"][0]["threshold"]
+    assert calibration["after"]["bins"] == [bin_.model_dump() for bin_ in manifest.graphs[0].calibration.after.bins]  # type: ignore[union-attr]
     assert call(calibrated, "GET", "/models/choices").json().get("calibration") is None
 
 

@@ -37,8 +37,8 @@ SEEDS = st.integers(0, 2**32 - 1)
 @functools.cache
 def tokenizer_of(task: str, max_length: int, side: str = "right") -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
-        loaded = files.load_bundle(tiny.bundle(Path(folder), task=task, max_length=max_length))
-        return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer.model_copy(update={"truncation_side": side}))
+        bundle = files.load_bundle(tiny.bundle(Path(folder), task=task, max_length=max_length))
+        return Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer.model_copy(update={"truncation_side": side}))
 
 
 def random_logits(seed: int, *shape: int) -> Floats:
@@ -47,17 +47,17 @@ def random_logits(seed: int, *shape: int) -> Floats:
 
 def sentencepiece(folder: Path) -> Tokenizer:
     """Returns a Unigram tokenizer that has two words, lower-cases, and has no prefix for parts of words."""
-    made = tokenizers.Tokenizer(
+    file_tokenizer = tokenizers.Tokenizer(
         tokenizers.models.Unigram(
             [(token, 0.0) for token in ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>")] + [("▁", -2.0), ("▁in", -3.0), ("▁london", -3.0)],
             unk_id=1,
         )
     )
-    made.normalizer = tokenizers.normalizers.Lowercase()
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+    file_tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    file_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [tokenizers.pre_tokenizers.WhitespaceSplit(), tokenizers.pre_tokenizers.Metaspace()]
     )
-    made.save(str(folder / "tokenizer.json"))
+    file_tokenizer.save(str(folder / "tokenizer.json"))
     spec = files.load_bundle(tiny.bundle(folder, task=fill_mask.TASK)).manifest.tokenizer
     return Tokenizer(folder / "tokenizer.json", spec.model_copy(update={"subword_prefix": None}))
 
@@ -89,14 +89,16 @@ def with_white_space(kind: str, task: str) -> Tokenizer:
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     if kind == "byte level":
         names = ["<pad>", "<unk>", "<cls>", "<sep>", *letters, "Ġa", "Ġab", "ĠĠ"]
-        made = tokenizers.Tokenizer(tokenizers.models.BPE({name: i for i, name in enumerate(names)}, [("Ġ", "a"), ("Ġa", "b"), ("Ġ", "Ġ")]))
-        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        file_tokenizer = tokenizers.Tokenizer(
+            tokenizers.models.BPE({name: i for i, name in enumerate(names)}, [("Ġ", "a"), ("Ġa", "b"), ("Ġ", "Ġ")])
+        )
+        file_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
         names = ["<pad>", "<unk>", "<cls>", "<sep>", *"abc\t\n\xa0\u3000", "▁", "▁▁", "▁a", "▁ab", "ab"]
-        made = tokenizers.Tokenizer(tokenizers.models.Unigram([(name, -float(len(name) < 2)) for name in names], unk_id=1))
-        made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always", split=kind == "words")
+        file_tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram([(name, -float(len(name) < 2)) for name in names], unk_id=1))
+        file_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always", split=kind == "words")
     with tempfile.TemporaryDirectory() as folder:
-        made.save(f"{folder}/tokenizer.json")
+        file_tokenizer.save(f"{folder}/tokenizer.json")
         spec = files.load_bundle(tiny.bundle(Path(folder), task=task, max_length=4096)).manifest.tokenizer
         return Tokenizer(Path(folder) / "tokenizer.json", spec.model_copy(update={"subword_prefix": None, "added_tokens": ()}))
 
@@ -117,8 +119,8 @@ def test_entities_and_tokens_have_no_white_space_at_their_ends(kind: str, text: 
 
     for entity in entities:
         check_span(text, entity["word"], entity["start"], entity["end"])
-    covered = {place for entity in entities for place in range(entity["start"], entity["end"])}
-    assert {place for place, char in enumerate(text) if not char.isspace()} <= covered
+    places = {place for entity in entities for place in range(entity["start"], entity["end"])}
+    assert {place for place, char in enumerate(text) if not char.isspace()} <= places
 
 
 @given(
@@ -155,7 +157,7 @@ def test_answers_have_no_white_space_at_their_ends(
         return [{name: random_logits(seed + n, len(encoding)) * 4 for n, name in enumerate(names)} for encoding in encodings]
 
     run = question_answering.answer_question(request, TaskModel(tokenizer, Head()))
-    answers = listed(run_all(run, rows), top_k)
+    answers = as_list(run_all(run, rows), top_k)
     assert len({answer["answer"].lower() for answer in answers}) == len(answers) > 0
     for answer in answers:
         check_span(text, answer["answer"], answer["start"], answer["end"])
@@ -178,7 +180,7 @@ def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
     """If all windows have the same logits for a token, no entity is split or duplicated at the edge of a window."""
     stride = data.draw(st.integers(0, room - 1))
     request = ner_input(text, aggregation_strategy=strategy, stride=stride)
-    whole, cut = (tokenizer_of(token_classification.TASK, length) for length in (4096, room + 2))
+    whole, cutting = (tokenizer_of(token_classification.TASK, length) for length in (4096, room + 2))
     ids = whole.tokenize([text])[0].ids
     count = len(ids)
     logits = random_logits(seed, count, len(LABELS))
@@ -186,36 +188,36 @@ def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
     cuts = [[range(count)], windows(count, room, stride if count > room else 0)] if count else [[], []]
     rows = [[{"logits": np.concatenate([border, logits[part.start : part.stop], border])} for part in parts] for parts in cuts]
     head = Head(LABELS)
-    encodings = encode(token_classification, request, cut).encodings
+    encodings = encode(token_classification, request, cutting).encodings
 
     assert [ids[part.start : part.stop] for part in cuts[1]] == [encoding.ids[1:-1].tolist() for encoding in encodings]
     assert all(len(encoding) <= room + 2 for encoding in encodings)
-    assert decode(token_classification, request, rows[0], head, whole) == decode(token_classification, request, rows[1], head, cut)
+    assert decode(token_classification, request, rows[0], head, whole) == decode(token_classification, request, rows[1], head, cutting)
 
 
-def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
+def probabilities(passage_windows: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
     """Returns start and end probabilities of each window over [CLS], at index 0, and the window's part of the passage."""
-    found = []
-    for encoding, cut, row in zip(read.encodings, read.token_ranges, rows, strict=True):
-        allowed = [read.tokenizer.cls_index, *(encoding.start + i for i in range(len(cut)))]
-        start, end = (activate(np.array([row[name][i] for i in allowed]), "softmax") for name in ("start_logits", "end_logits"))
-        found.append((start, end))
-    return found
+    pairs = []
+    for encoding, token_range, row in zip(passage_windows.encodings, passage_windows.token_ranges, rows, strict=True):
+        indexes = [passage_windows.tokenizer.cls_index, *(encoding.start + i for i in range(len(token_range)))]
+        start, end = (activate(np.array([row[name][i] for i in indexes]), "softmax") for name in ("start_logits", "end_logits"))
+        pairs.append((start, end))
+    return pairs
 
 
 def plain_text(
-    request: TextInput[question_answering.QuestionAnsweringParameters], passage: Any, first: int, last: int, cut: range
+    request: TextInput[question_answering.QuestionAnsweringParameters], passage: Any, first: int, last: int, token_range: range
 ) -> tuple[int, int, str]:
     """Returns start, end and text of a span of tokens, extended to whole words within `cut` if the request aligns to words."""
     words = passage.word_ids
-    while request.parameters.align_to_words and first > cut.start and words[first - 1] == words[first]:
+    while request.parameters.align_to_words and first > token_range.start and words[first - 1] == words[first]:
         first -= 1
-    while request.parameters.align_to_words and last + 1 < cut.stop and words[last + 1] == words[last]:
+    while request.parameters.align_to_words and last + 1 < token_range.stop and words[last + 1] == words[last]:
         last += 1
     start, end = passage.offsets[first][0], passage.offsets[last][1]
-    following = passage.offsets[last + 1][0] if last + 1 < len(words) else len(request.text_pair)
+    next_start = passage.offsets[last + 1][0] if last + 1 < len(words) else len(request.text_pair)
     # the reference implementation omits combining marks that the tokenizer strips
-    while request.parameters.duplicates == "best" and end < following and unicodedata.category(request.text_pair[end]).startswith("M"):
+    while request.parameters.duplicates == "best" and end < next_start and unicodedata.category(request.text_pair[end]).startswith("M"):
         end += 1
     return start, end, request.text_pair[start:end]
 
@@ -227,27 +229,27 @@ def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
 
 def best_answers(
     request: TextInput[question_answering.QuestionAnsweringParameters],
-    read: question_answering.PassageWindows,
+    passage_windows: question_answering.PassageWindows,
     rows: Sequence[dict[str, Floats]],
 ) -> list[dict[str, Any]]:
     """Returns all distinct answers, found by loops over windows, starts and ends: by descending score, then start, then end."""
-    pairs = probabilities(read, rows)
+    pairs = probabilities(passage_windows, rows)
     spans = []
-    for cut, (start, end) in zip(read.token_ranges, pairs, strict=True):
-        for i in range(len(cut)):
-            for j in range(i, len(cut)):
+    for token_range, (start, end) in zip(passage_windows.token_ranges, pairs, strict=True):
+        for i in range(len(token_range)):
+            for j in range(i, len(token_range)):
                 if j < i + request.parameters.max_answer_len:
-                    spans.append((float(start[i + 1] * end[j + 1]), cut.start + i, cut.start + j))
-    whole = range(len(read.passage))
-    found: dict[str, dict[str, Any]] = {}
+                    spans.append((float(start[i + 1] * end[j + 1]), token_range.start + i, token_range.start + j))
+    whole = range(len(passage_windows.passage))
+    by_text: dict[str, dict[str, Any]] = {}
     for score, first, last in sorted(spans, key=lambda span: (-span[0], span[1], span[2])):
-        begin, stop, text = plain_text(request, read.passage, first, last, whole)
-        found.setdefault(text.lower(), {"answer": text, "score": score, "start": begin, "end": stop})
-    answers = sorted(found.values(), key=lambda item: (-item["score"], item["start"], item["end"]))
+        begin, stop, text = plain_text(request, passage_windows.passage, first, last, whole)
+        by_text.setdefault(text.lower(), {"answer": text, "score": score, "start": begin, "end": stop})
+    answers = sorted(by_text.values(), key=lambda item: (-item["score"], item["start"], item["end"]))
     return [*answers[: request.parameters.top_k], *([null_answer(pairs)] if request.parameters.handle_impossible_answer else [])]
 
 
-def listed(result: Any, top_k: int) -> list[dict[str, Any]]:
+def as_list(result: Any, top_k: int) -> list[dict[str, Any]]:
     """Checks that a result is a list if and only if `top_k` is over 1, and returns it as a list."""
     assert isinstance(result, list) == (top_k > 1)
     return result if isinstance(result, list) else [result]
@@ -266,40 +268,40 @@ REQUESTS = st.builds(
 )
 
 
-def asked(fields: dict[str, Any], room: int, stride: int, seed: int) -> tuple[Any, Any, Any]:
+def question_of(fields: dict[str, Any], room: int, stride: int, seed: int) -> tuple[Any, Any, Any]:
     """Returns a request whose windows have `room` tokens of the passage, these windows, and random rows."""
     how = {name: value for name, value in fields.items() if name != "context"}
     parameters = question_answering.QuestionAnsweringParameters(**how, max_seq_len=room + 5, doc_stride=stride)
     request = TextInput("good?", parameters, fields["context"])
-    read = question_answering.windows_of(request, tokenizer_of(question_answering.TASK, 4096))
+    passage_windows = question_answering.windows_of(request, tokenizer_of(question_answering.TASK, 4096))
     rows = [
         {name: random_logits(seed + 2 * n + m, len(encoding)) for m, name in enumerate(("start_logits", "end_logits"))}
-        for n, encoding in enumerate(read.encodings)
+        for n, encoding in enumerate(passage_windows.encodings)
     ]
-    return request, read, rows
+    return request, passage_windows, rows
 
 
 @given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
 def test_the_best_answers_equal_loops_over_all_spans(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
     """This holds for any windows, `top_k`, answer length and alignment. Equal texts appear once, and every score is a probability."""
-    request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed)
-    expected = best_answers(request, read, rows)
+    request, passage_windows, rows = question_of(fields, room, data.draw(st.integers(0, room - 1)), seed)
+    expected = best_answers(request, passage_windows, rows)
     expected = sorted(expected, key=lambda item: -item["score"])[: request.parameters.top_k]
-    found = decode(question_answering, request, rows, tokenizer=tokenizer_of(question_answering.TASK, 4096))
-    actual = listed(found, request.parameters.top_k)
+    result = decode(question_answering, request, rows, tokenizer=tokenizer_of(question_answering.TASK, 4096))
+    actual = as_list(result, request.parameters.top_k)
 
     assert_same(expected, actual, tolerance=1e-6)
     assert all(0 <= item["score"] <= 1 for item in actual)
 
 
-def certain_of_good(read: question_answering.PassageWindows) -> list[dict[str, Floats]]:
+def certain_of_good(passage_windows: question_answering.PassageWindows) -> list[dict[str, Floats]]:
     """Returns rows in which the word "good" of the passage is certainly the answer."""
-    found = []
-    for encoding in read.encodings:
+    rows = []
+    for encoding in passage_windows.encodings:
         logits = np.where(encoding.ids == tiny.VOCABULARY.index("good"), 20, 0).astype(np.float32)
         logits[: encoding.start] = 0
-        found.append({"start_logits": logits, "end_logits": logits})
-    return found
+        rows.append({"start_logits": logits, "end_logits": logits})
+    return rows
 
 
 def test_equal_answers_with_summed_scores_keep_the_place_of_the_reference() -> None:

@@ -17,7 +17,7 @@ from bertserve.service.settings import Settings
 NLI = ("contradiction", "entailment")
 
 
-def made(folder: Path, **models: Any) -> Path:
+def write(folder: Path, **models: Any) -> Path:
     """Writes tiny bundles, each with its labels or its task, and returns their folder."""
     for name, what in models.items():
         tiny.bundle(folder, name, **({"task": what} if isinstance(what, str) else {"labels": what}))
@@ -25,11 +25,11 @@ def made(folder: Path, **models: Any) -> Path:
 
 
 def test_the_error_lists_every_task_without_a_default(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError) as raised:
-        state_of(made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"))
+    with pytest.raises(SettingsError) as error:
+        state_of(write(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"))
 
-    assert " /classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`); " in raised.value.message
-    assert "--default classify=NAME,embed=NAME,zero-shot=NAME," in raised.value.message
+    assert " /classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`); " in error.value.message
+    assert "--default classify=NAME,embed=NAME,zero-shot=NAME," in error.value.message
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,19 @@ def test_the_default_is_the_only_candidate_or_the_configured_model(
     tmp_path: Path, models: dict[str, Any], settings: dict[str, Any], expected: dict[str, str]
 ) -> None:
     """A derived task uses the default of its base task, if that model is compatible."""
-    assert expected == state_of(made(tmp_path, **models), **settings).registry.defaults
+    assert expected == state_of(write(tmp_path, **models), **settings).registry.defaults
 
 
-@pytest.mark.parametrize("stored", ["{}", '{"classify": "a"}'])
-def test_a_broken_model_is_not_a_candidate(tmp_path: Path, stored: str) -> None:
-    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
-    (folder / DEFAULTS_FILE).write_text(stored)
+@pytest.mark.parametrize("file_text", ["{}", '{"classify": "a"}'])
+def test_a_broken_model_is_not_a_candidate(tmp_path: Path, file_text: str) -> None:
+    folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    (folder / DEFAULTS_FILE).write_text(file_text)
     (folder / "a/tokenizer.json").write_text("{}")
     assert {"text-classification": "b"} == state_of(folder, skip_broken=True).registry.defaults
 
 
 def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / "a/tokenizer.json").write_text("{}")
     asyncio.run(check(Settings(models=folder, skip_broken=True)))
     first, second = capsys.readouterr().out.splitlines()
@@ -80,12 +80,12 @@ def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: P
 
 def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> None:
     """`--default` overrides the file, task by task."""
-    folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS, one="feature-extraction", two="feature-extraction")
+    folder = write(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS, one="feature-extraction", two="feature-extraction")
     (folder / DEFAULTS_FILE).write_text('{"classify": "mood", "zero-shot-classification": "b", "embed": "two"}')
 
-    said = {"text-classification": "mood", "zero-shot-classification": "b", "feature-extraction": "two", "sentence-similarity": "two"}
-    assert said == state_of(folder).registry.defaults
-    assert said | {"text-classification": "a"} == state_of(folder, default={"text-classification": "a"}).registry.defaults
+    defaults = {"text-classification": "mood", "zero-shot-classification": "b", "feature-extraction": "two", "sentence-similarity": "two"}
+    assert defaults == state_of(folder).registry.defaults
+    assert defaults | {"text-classification": "a"} == state_of(folder, default={"text-classification": "a"}).registry.defaults
     # if --models has the path of a bundle, the file in its folder is not read
     assert "a" == state_of((folder / "a",)).registry.defaults["text-classification"]
 
@@ -100,17 +100,17 @@ def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> No
     ],
 )
 def test_an_invalid_defaults_json_is_refused(tmp_path: Path, text: str, value: str) -> None:
-    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(text)
 
-    with pytest.raises(StartError) as raised:
+    with pytest.raises(StartError) as error:
         state_of(folder)
-    assert value in raised.value.message
-    assert f"`{folder / DEFAULTS_FILE}` " in raised.value.message
+    assert value in error.value.message
+    assert f"`{folder / DEFAULTS_FILE}` " in error.value.message
 
 
 def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None:
-    folders = made(tmp_path / "one", a=tiny.LABELS), made(tmp_path / "two", b=tiny.LABELS)
+    folders = write(tmp_path / "one", a=tiny.LABELS), write(tmp_path / "two", b=tiny.LABELS)
     for folder, name in zip(folders, "ab", strict=True):
         (folder / DEFAULTS_FILE).write_text(f'{{"classify": "{name}"}}')
 
@@ -122,9 +122,9 @@ def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None
 def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="bertserve.loading")
     for number, settings in enumerate(({}, {"allow_implicit_default": True})):
-        folder = made(tmp_path / str(number), b=tiny.LABELS)
+        folder = write(tmp_path / str(number), b=tiny.LABELS)
         state = state_of(folder, **settings)
-        made(folder, a=tiny.LABELS)
+        write(folder, a=tiny.LABELS)
         asyncio.run(state.reloader.refresh())
         assert {"text-classification": "b"} == state.registry.defaults
         shutil.rmtree(folder / "b")
@@ -135,7 +135,7 @@ def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog:
 
 
 def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
+    folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {} == state.registry.defaults
@@ -151,9 +151,9 @@ def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, c
 
 def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path) -> None:
     """The new version has no entailment label: it remains the default of `/classify`, and `/zero-shot` uses the other model."""
-    folder = made(tmp_path, a=NLI, b=NLI)
+    folder = write(tmp_path, a=NLI, b=NLI)
     state = state_of(folder, default={"classify": "a"})
     shutil.rmtree(folder / "a")
-    made(folder, a=tiny.LABELS)
+    write(folder, a=tiny.LABELS)
     asyncio.run(state.reloader.load("a"))
     assert {"text-classification": "a", "zero-shot-classification": "b"} == state.registry.defaults

@@ -32,8 +32,8 @@ POSTS = [f"/{spec.path}" for spec in TASKS.values()] + ["/models/{name}", "/", "
 @pytest.fixture(name="service", scope="module")
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     log = tmp_path_factory.mktemp("log") / "log"
-    with running(tiny.every_kind(tmp_path_factory.mktemp("models"), max_length=64), log, "--default", "classify=classifier") as served:
-        yield served
+    with running(tiny.every_kind(tmp_path_factory.mktemp("models"), max_length=64), log, "--default", "classify=classifier") as server:
+        yield server
 
 
 @pytest.fixture(name="schema", scope="module")

@@ -32,25 +32,25 @@ def wait_for_multi_threaded(model: str) -> None:
 
 
 def test_no_run_waits_for_the_multi_threaded_engine() -> None:
-    single, made, gate = FakeEngine(), FakeEngine(), threading.Event()
+    single, multi, gate = FakeEngine(), FakeEngine(), threading.Event()
     calls: list[str] = []
 
     def make() -> OnnxEngine:
         calls.append(threading.current_thread().name)
         assert gate.wait(20)
-        return made
+        return multi
 
     engines = ModelEngines(single, make, model="m", threads=2, min_tokens=10)
     assert engines.for_multi_threaded_run(9) is single
     assert [] == calls
     first: list[OnnxEngine] = []
-    asking = threading.Thread(target=lambda: first.append(engines.for_multi_threaded_run(10)), daemon=True)  # like the inference threads
-    asking.start()
-    asking.join(20)
+    waiter = threading.Thread(target=lambda: first.append(engines.for_multi_threaded_run(10)), daemon=True)  # like the inference threads
+    waiter.start()
+    waiter.join(20)
     assert [single, single] == [*first, engines.for_multi_threaded_run(10)]
     gate.set()
     wait_for_multi_threaded("m")
-    assert [made, made] == [engines.for_multi_threaded_run(10), engines.for_multi_threaded_run(10)]
+    assert [multi, multi] == [engines.for_multi_threaded_run(10), engines.for_multi_threaded_run(10)]
     assert ["multi-threaded-m"] == calls
 
 
@@ -138,8 +138,8 @@ def test_one_multi_thread_disables_the_second_session(tmp_path: Path, monkeypatc
     tiny.bundle(tmp_path, "tiny")
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 16)
 
-    described = call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": threads}).json()["graph"]["multi_threaded_run"]
-    assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == described
+    run_facts = call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": threads}).json()["graph"]["multi_threaded_run"]
+    assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == run_facts
 
 
 def model() -> CostModel:
@@ -177,11 +177,11 @@ def test_predictions_stay_finite_for_any_measured_time(runs: list[tuple[int, int
 def test_the_fit_finds_the_fixed_cost_and_the_rate(fixed_s: float, rate: float) -> None:
     flops = Flops(linear=2e7, quadratic=9e3)
     true = CostModel(flops, fixed_s=fixed_s, rate=rate)
-    fitted = CostModel(flops)
-    fitted.fit([(rows, length, true.seconds(rows, length)) for rows, length in ((1, 8), (1, 32), (1, 128))])
+    model = CostModel(flops)
+    model.fit([(rows, length, true.seconds(rows, length)) for rows, length in ((1, 8), (1, 32), (1, 128))])
 
     for rows, length in ((1, 8), (1, 512), (32, 128)):
-        assert pytest.approx(true.seconds(rows, length), rel=1e-3) == fitted.seconds(rows, length)
+        assert pytest.approx(true.seconds(rows, length), rel=1e-3) == model.seconds(rows, length)
 
 
 @pytest.mark.parametrize("seconds", [(3e-3, 2e-3, 1e-3), (1e-3, 1e-3, 1e-3), (1e-9, 1e-3, 1.0), (0.0, 0.0, 0.0)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.types import Message
 
-from app_client import Send, call, post, posting, rejected, state_of
+from app_client import Send, call, error_of, post, posting, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import response
 from bertserve.service.api.fastapi_app import ErrorBody
@@ -46,34 +46,34 @@ def test_a_refusal_has_a_retry_after_header() -> None:
 @pytest.mark.parametrize("body", ['{"inputs": "good", "parameters": {%s: 1}}', '{"inputs": "good", "parameters": %s}'])
 def test_an_error_has_no_control_characters_from_the_request(models: Path, name: str, body: str) -> None:
     answer = call(models, "POST", "/classify", content=(body % json.dumps(name)).encode())
-    assert rejected(answer, *((400, "malformed") if name == "\ud800" else (422, "invalid_value"))).isprintable()
+    assert error_of(answer, *((400, "malformed") if name == "\ud800" else (422, "invalid_value"))).isprintable()
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allowed"),
+    ("method", "path", "methods"),
     [("GET", "/classify", {"POST"}), ("POST", "/models", {"GET"}), ("DELETE", "/models/tiny", {"GET", "POST"})],
 )
-def test_a_wrong_method_gets_the_allowed_methods(models: Path, method: str, path: str, allowed: set[str]) -> None:
+def test_a_wrong_method_gets_the_allowed_methods(models: Path, method: str, path: str, methods: set[str]) -> None:
     answer = call(models, method, path)
-    rejected(answer, 405, "method_not_allowed")
-    assert allowed == set(answer.headers["allow"].split(", ")) - {"HEAD"}
+    error_of(answer, 405, "method_not_allowed")
+    assert methods == set(answer.headers["allow"].split(", ")) - {"HEAD"}
 
 
 async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
     """If the server cannot send the response head, the caller gets a 500, and the 500 is counted."""
     state = state_of(models)
-    sent: list[Message] = []
+    messages: list[Message] = []
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] == 200:
             raise ValueError("no header")
-        sent.append(message)
+        messages.append(message)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": b'{"inputs": []}'}
 
     await Application(state)(posting(), receive, send)
-    assert [500, None] == [message.get("status") for message in sent]
+    assert [500, None] == [message.get("status") for message in messages]
     page = state.metrics.render().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page
     assert 'status="200"' not in page
@@ -86,7 +86,7 @@ async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
 def test_the_error_for_invalid_json_has_the_place_and_the_example_of_openapi(api: Send, raw: bytes, place: str) -> None:
     """tests/serving/test_operations.py sends the examples of OpenAPI, so they are valid."""
     for path, task in (("/classify", "text-classification"), ("/models/passages", "question-answering")):
-        message = rejected(api("POST", path, content=raw), 400, "malformed")
+        message = error_of(api("POST", path, content=raw), 400, "malformed")
         assert place in message
         example = json.loads(message.partition("such as ")[2].removesuffix("."))
         assert [example] == TASKS[task].body.model_json_schema()["examples"]
@@ -104,11 +104,11 @@ def test_the_error_for_invalid_json_has_the_place_and_the_example_of_openapi(api
     ],
 )
 def test_the_error_for_bare_inputs_shows_a_complete_body(api: Send, body: object, path: str, pattern: str) -> None:
-    assert re.search(pattern, rejected(post(api, body, path=path), 422, "invalid_value"))
+    assert re.search(pattern, error_of(post(api, body, path=path), 422, "invalid_value"))
 
 
 def test_the_error_for_an_unknown_path_lists_paths(api: Send) -> None:
-    message = rejected(api("POST", f"/{'generate' * 500}"), 404, "not_found")
+    message = error_of(api("POST", f"/{'generate' * 500}"), 404, "not_found")
     assert " /classify, /ner, /answer, " in message
     assert len(message) < 300
 
@@ -125,7 +125,7 @@ def test_the_error_for_a_slash_at_the_end_says_how_a_path_ends(api: Send, method
 @pytest.mark.parametrize("path", ["/classify", "/models/classifier", "/attention"])
 @pytest.mark.parametrize("inputs", [[["good", "bad"]], ["good", ["good", "bad"]]])
 def test_the_error_for_a_pair_in_a_list_shows_a_pair(api: Send, path: str, inputs: list[object]) -> None:
-    message = rejected(
+    message = error_of(
         post(api, {"inputs": inputs, "parameters": {"output_attentions": True} if "att" in path else {}}, path=path), 422, "invalid_value"
     )
     pair = json.loads(re.findall(r"\{.*\}", message)[0])
@@ -135,6 +135,6 @@ def test_the_error_for_a_pair_in_a_list_shows_a_pair(api: Send, path: str, input
 @pytest.mark.parametrize("path", ["/answer", "/choose", "/similarity"])
 @pytest.mark.parametrize("inputs", [[["good", "bad"]], ["good", "bad"]])
 def test_the_error_for_a_list_in_place_of_an_object_shows_an_object(api: Send, path: str, inputs: list[object]) -> None:
-    message = rejected(post(api, {"inputs": inputs}, path=path), 422, "invalid_value")
+    message = error_of(post(api, {"inputs": inputs}, path=path), 422, "invalid_value")
     item = json.loads(re.findall(r"\{.*\}", message)[0])
     assert "must be" not in post(api, {"inputs": item}, path=path).text  # the question is too long for this model

@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from app_client import LONG, Send, assert_same, call, classify, post, rejected, result, serving, state_of, wrong
+from app_client import LONG, Send, assert_same, call, classify, error_of, error_of_body, post, result, serving, state_of
 from bertserve.service.tasks.body_errors import IGNORED_FIELDS, IGNORED_OPTIONS
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import SHORT_CHARS
@@ -92,18 +92,18 @@ def test_a_model_that_is_incompatible_with_the_task_is_refused(api: Send, path: 
         if path in model["endpoints"]:
             assert name == post(api, body, path=path).headers["x-model"]
             continue
-        message = wrong(api, path, body)
+        message = error_of_body(api, path, body)
         assert f"`{name}`" in message
         if path in DERIVED:
             assert f"{SPECS[path].name}: `{MODELS[path]}`" in message
-            wrong(api, f"/models/{name}", BODIES[path])
+            error_of_body(api, f"/models/{name}", BODIES[path])
 
 
 @pytest.mark.parametrize("path", [path for path in BODIES if path != CLASSIFY])
 def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
-    assert "tiny (text-classification)" in rejected(classify(models, BODIES[path], path=path), 404, "not_found")
-    assert "tiny" in rejected(call(models, "GET", f"{path}/info"), 404, "not_found")
-    assert "tiny" not in rejected(call(models, "GET", f"{path}/health"), 404, "not_found")
+    assert "tiny (text-classification)" in error_of(classify(models, BODIES[path], path=path), 404, "not_found")
+    assert "tiny" in error_of(call(models, "GET", f"{path}/info"), 404, "not_found")
+    assert "tiny" not in error_of(call(models, "GET", f"{path}/health"), 404, "not_found")
 
 
 @each_path
@@ -127,16 +127,16 @@ async def test_requests_are_counted_by_task_model_and_status(tmp_path: Path) -> 
         page = (await client.get("/metrics")).text
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples if sample.value]
 
-    def counted(metric: str, *labels: str) -> dict[tuple[str, ...], float]:
+    def counts_of(metric: str, *labels: str) -> dict[tuple[str, ...], float]:
         return {tuple(s.labels[name] for name in labels): s.value for s in samples if s.name == f"bertserve_{metric}"}
 
     good = {(SPECS[path].name, name): 2 for path, name in MODELS.items()}
     bad = {(task, "unknown", "422"): 2 for task in TASKS}
-    assert {(*labels, "200"): count for labels, count in good.items()} | bad == counted("requests_total", "task", "model", "status")
-    assert good == counted("decode_seconds_count", "task", "model")
-    assert good.items() <= counted("request_seconds_count", "task", "model").items()
+    assert {(*labels, "200"): count for labels, count in good.items()} | bad == counts_of("requests_total", "task", "model", "status")
+    assert good == counts_of("decode_seconds_count", "task", "model")
+    assert good.items() <= counts_of("request_seconds_count", "task", "model").items()
     rows = {"names": 2, "passages": 2, "masks": 2, "choices": 4, "vectors": 6, "classifier": 2, "attentive": 2, "nli": 4, "ranker": 2}
-    assert rows == {model: count for (model,), count in counted("batch_rows_sum", "model").items()}
+    assert rows == {model: count for (model,), count in counts_of("batch_rows_sum", "model").items()}
 
 
 @each_path
@@ -184,11 +184,11 @@ def test_a_list_gives_one_result_per_input(api: Send, path: str) -> None:
     ],
 )
 def test_an_invalid_value_is_named_by_its_path_in_the_body(api: Send, path: str, body: Any, where: str) -> None:
-    assert wrong(api, path, body).startswith((f"`{where}` must ", f"`{where}` is "))
+    assert error_of_body(api, path, body).startswith((f"`{where}` must ", f"`{where}` is "))
 
 
 @pytest.mark.parametrize(
-    ("path", "key", "said"),
+    ("path", "key", "value"),
     [
         (CLASSIFY, "params", "did you mean `parameters`?"),
         (CLASSIFY, "top_k", "put it into `parameters`"),
@@ -198,14 +198,14 @@ def test_an_invalid_value_is_named_by_its_path_in_the_body(api: Send, path: str,
         (ANSWER, "question", "known names are `model`, `inputs`, `parameters`."),
     ],
 )
-def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, said: str) -> None:
-    message = wrong(api, path, BODIES[path] | {key: 1})
+def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, value: str) -> None:
+    message = error_of_body(api, path, BODIES[path] | {key: 1})
     assert f"`{key}`" in message
-    assert said in message
+    assert value in message
 
 
 @pytest.mark.parametrize(
-    ("path", "inputs", "where", "said"),
+    ("path", "inputs", "where", "value"),
     [
         (CLASSIFY, {"text": "good", "text_par": "bad"}, "inputs", "did you mean `text_pair`?"),
         (CLASSIFY, ["good", {"text": "good", "pair": "bad"}], "inputs[1]", "`pair`"),
@@ -213,30 +213,30 @@ def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, sa
         (ANSWER, [QUESTION | {"id": 1}], "inputs[0]", "`question`, `context`."),
     ],
 )
-def test_an_unknown_key_of_an_input_is_an_error(api: Send, path: str, inputs: Any, where: str, said: str) -> None:
+def test_an_unknown_key_of_an_input_is_an_error(api: Send, path: str, inputs: Any, where: str, value: str) -> None:
     """With a misspelled `text_pair`, the first text is not scored without its pair."""
-    message = wrong(api, path, {"inputs": inputs})
+    message = error_of_body(api, path, {"inputs": inputs})
     assert message.startswith(f"`{where}` has no ")
-    assert said in message
+    assert value in message
 
 
 @each_path
 def test_an_unknown_parameter_gets_a_suggestion(api: Send, path: str) -> None:
-    known = list(schema_of(path))
-    others = {name for other in BODIES for name in schema_of(other)} - set(known) - set(SPECS[path].body.model_fields)
+    names = list(schema_of(path))
+    others = {name for other in BODIES for name in schema_of(other)} - set(names) - set(SPECS[path].body.model_fields)
     for place in (path, f"/models/{MODELS[path]}"):
-        for name in known:
-            assert f"did you mean `{name}`?" in wrong(api, place, with_parameters(path, **{f"{name}x": 1}))
+        for name in names:
+            assert f"did you mean `{name}`?" in error_of_body(api, place, with_parameters(path, **{f"{name}x": 1}))
     for name in others:
-        message = wrong(api, path, with_parameters(path, **{name: 1}))
+        message = error_of_body(api, path, with_parameters(path, **{name: 1}))
         assert message.startswith(f"`parameters` has no `{name}`; ")
-        assert all(f"`{parameter}`" in message for parameter in known)
+        assert all(f"`{parameter}`" in message for parameter in names)
 
 
 def test_rerank_options_are_refused_within_parameters(api: Send) -> None:
     """In `parameters`, `/rerank` has only those of decisions; it accepts the empty object that huggingface_hub sends."""
     assert 200 == post(api, BODIES[RERANK] | {"parameters": {}}, path=RERANK).status_code
-    assert "`query`, `texts`." in wrong(api, RERANK, BODIES[RERANK] | {"parameters": {"return_text": True}})
+    assert "`query`, `texts`." in error_of_body(api, RERANK, BODIES[RERANK] | {"parameters": {"return_text": True}})
 
 
 @each_path
@@ -250,7 +250,7 @@ def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "value"),
     [
         ({"stream": True}, "`stream` asks for"),
         ({"encoding_format": "base64"}, "`encoding_format` asks for"),
@@ -258,16 +258,16 @@ def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> No
         ({"options": True}, "`options` must be an object; fix"),
     ],
 )
-def test_harmless_keys_with_other_values_are_errors(api: Send, more: dict[str, Any], said: str) -> None:
-    assert said in wrong(api, CLASSIFY, BODIES[CLASSIFY] | more)
+def test_harmless_keys_with_other_values_are_errors(api: Send, more: dict[str, Any], value: str) -> None:
+    assert value in error_of_body(api, CLASSIFY, BODIES[CLASSIFY] | more)
 
 
 @pytest.mark.parametrize("path", [*BODIES, "/models/nli"])
 def test_a_query_string_is_an_error(api: Send, path: str) -> None:
     """A query string would have no effect, so it is refused; an empty one is accepted."""
     body = BODIES.get(path, BODIES[CLASSIFY])
-    assert "query parameter `model`" in wrong(api, f"{path}?model=nli", body)
-    assert len(wrong(api, f"{path}?{'x' * 9999}=1&b", body)) < 300
+    assert "query parameter `model`" in error_of_body(api, f"{path}?model=nli", body)
+    assert len(error_of_body(api, f"{path}?{'x' * 9999}=1&b", body)) < 300
     assert 200 == post(api, body, path=f"{path}?").status_code
 
 
@@ -294,7 +294,7 @@ def test_an_invalid_parameter_value_is_named(api: Send, path: str) -> None:
                 continue  # pydantic accepts 1 for the literal true
             if name in ("candidate_labels", "targets") and isinstance(value, str):
                 continue  # a string is accepted in place of a list, which the schema does not say
-            message = wrong(api, path, with_parameters(path, **{name: value}))
+            message = error_of_body(api, path, with_parameters(path, **{name: value}))
             assert message.startswith(f"`parameters.{name}"), (name, value, message)
 
 
@@ -320,9 +320,9 @@ def test_null_gives_the_default_value(api: Send, path: str) -> None:
         (RERANK, {"query": TOO_LONG, "texts": ["good"]}, "texts"),
     ],
 )
-def test_a_text_over_the_limit_is_too_large(limited: Path, path: str, body: Any, where: str) -> None:
-    response = classify(limited, body, path=path, settings={"max_chars": 100})
-    assert re.match(rf"{re.escape(where)}: .* 101 characters and 100 ", rejected(response, 413, "too_large"))
+def test_a_text_over_the_limit_is_too_large(models: Path, path: str, body: Any, where: str) -> None:
+    response = classify(models, body, path=path, settings={"max_chars": 100})
+    assert re.match(rf"{re.escape(where)}: .* 101 characters and 100 ", error_of(response, 413, "too_large"))
 
 
 @pytest.mark.parametrize(
@@ -336,9 +336,9 @@ def test_a_text_over_the_limit_is_too_large(limited: Path, path: str, body: Any,
         (CHOOSE, {"inputs": [CHOICES] * 3}),
     ],
 )
-def test_the_input_limit_counts_texts_pairs_and_choices(limited: Path, path: str, body: Any) -> None:
-    assert "6 inputs" in rejected(classify(limited, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
-    assert 200 == classify(limited, body, path=path, settings={"max_inputs": 6}).status_code
+def test_the_input_limit_counts_texts_pairs_and_choices(models: Path, path: str, body: Any) -> None:
+    assert "6 inputs" in error_of(classify(models, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
+    assert 200 == classify(models, body, path=path, settings={"max_inputs": 6}).status_code
 
 
 @pytest.fixture(name="limited", scope="module")
@@ -375,7 +375,7 @@ def test_a_truncated_text_is_reported_in_headers(api: Send, path: str, body: Any
 )
 def test_without_truncation_a_long_text_is_an_error(api: Send, path: str, body: dict[str, Any], where: str) -> None:
     more = {"parameters": {"truncation": False}} if path in (CLASSIFY, CHOOSE) else {"truncate": False}
-    assert re.match(where, wrong(api, path, body | more))
+    assert re.match(where, error_of_body(api, path, body | more))
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 import tiny
-from app_client import Send, answered, ask, call, faked, post_refused, serving, started
+from app_client import Send, ask, call, error_of_inputs, fake_service, open_api, result_of, serving
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import Word, most_within, words_of
-from embedded import Loaded, load
+from embedded import EmbeddedBundle, load
 from fakes import FakeEngine
 from task_runs import begin, classify_input, send
 
@@ -24,7 +24,7 @@ CLASSIFY, ANSWER = "/classify", "/answer"
 TEXT = "the film was not bad , but very long"
 
 
-def span_score(model: Loaded, question: str, context: str, first: int, last: int) -> float:
+def span_score(model: EmbeddedBundle, question: str, context: str, first: int, last: int) -> float:
     """Returns p(start) * p(end) of a span of the context's tokens; with -1 and -1, of "no answer"."""
     a, b = model.tokenizer.tokenize([question, context])
     encoding = model.tokenizer.assemble(a.ids, b.ids)
@@ -35,13 +35,13 @@ def span_score(model: Loaded, question: str, context: str, first: int, last: int
 
 
 @pytest.fixture(name="api", scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+def explain_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
     folder = tmp_path_factory.mktemp("served")
     tiny.bundle(folder, "labels", max_length=64)
     tiny.bundle(folder, "several", activation="sigmoid", seed=3)
     tiny.bundle(folder, "value", labels=("stars",), activation="none")
     tiny.bundle(folder, "passages", task="question-answering", max_length=64)
-    with started(folder) as send:
+    with open_api(folder) as send:
         yield partial(_named, send)
 
 
@@ -60,8 +60,8 @@ def without(inputs: Any, word: dict[str, Any]) -> Any:
 def assert_explained(api: Send, path: str, inputs: Any, item: dict[str, Any]) -> None:
     """Asserts that the importance of each word is the score of the label minus its score without the word."""
     for word in item["explanation"]:
-        (scores,) = answered(api, path, without(inputs, word))
-        score = next(each["score"] for each in scores if each["label"] == item["label"])
+        (scores,) = result_of(api, path, without(inputs, word))
+        score = next(entry["score"] for entry in scores if entry["label"] == item["label"])
         assert pytest.approx(item["score"] - score, abs=1e-5) == word["importance"]
 
 
@@ -70,10 +70,10 @@ def tokenizer() -> Tokenizer:
     return load("sentiment").tokenizer
 
 
-def words(text: str, cut: range | None = None) -> list[str]:
+def words(text: str, span: range | None = None) -> list[str]:
     """Returns the words of a text, with the tokenizer of the included sentiment model."""
     (tokens,) = tokenizer().tokenize([text])
-    return [text[word.start : word.end] for word in words_of(tokens, cut)]
+    return [text[word.start : word.end] for word in words_of(tokens, span)]
 
 
 def test_tokens_are_joined_to_words() -> None:
@@ -96,34 +96,34 @@ def test_a_word_at_the_edge_of_a_window_has_only_its_part_inside() -> None:
 
 
 def test_the_best_label_is_explained_by_its_score_without_each_word(api: Send) -> None:
-    (found,) = answered(api, CLASSIFY, TEXT, explain=True)
-    (plain,) = answered(api, CLASSIFY, TEXT)
-    best = found[0]
+    (label,) = result_of(api, CLASSIFY, TEXT, explain=True)
+    (plain,) = result_of(api, CLASSIFY, TEXT)
+    best = label[0]
     assert_explained(api, CLASSIFY, TEXT, best)
     assert TEXT.split() == [item["word"] for item in best["explanation"]] == [TEXT[i["start"] : i["end"]] for i in best["explanation"]]
-    assert plain == [{key: value for key, value in item.items() if key != "explanation"} for item in found]
-    assert [best] == answered(api, CLASSIFY, TEXT, explain=True, top_k=1)[0]
+    assert plain == [{key: value for key, value in item.items() if key != "explanation"} for item in label]
+    assert [best] == result_of(api, CLASSIFY, TEXT, explain=True, top_k=1)[0]
 
 
 @pytest.mark.parametrize("text", ["good", "a dull book", "the very very good film", "poor , poor !"])
 def test_independent_labels_are_explained_from_a_score_of_one_half(api: Send, text: str) -> None:
     """The best label is always explained."""
-    (found,) = answered(api, "/several", text, explain=True)
-    explained = [item for item in found if "explanation" in item]
-    assert [found[0], *(item for item in found[1:] if item["score"] >= 0.5)] == explained
-    for item in explained:
+    (labels,) = result_of(api, "/several", text, explain=True)
+    explanation = [item for item in labels if "explanation" in item]
+    assert [labels[0], *(item for item in labels[1:] if item["score"] >= 0.5)] == explanation
+    for item in explanation:
         assert_explained(api, "/several", text, item)
 
 
 def test_the_value_of_a_regression_is_explained(api: Send) -> None:
-    ((value,),) = answered(api, "/value", "good film", explain=True)
+    ((value,),) = result_of(api, "/value", "good film", explain=True)
     assert ["good", "film"] == [item["word"] for item in value["explanation"]]
     assert_explained(api, "/value", "good film", value)
 
 
 def test_words_of_a_pair_name_their_text(api: Send) -> None:
     pair = {"text": "a good film", "text_pair": "the film is good"}
-    ((best, *_),) = answered(api, CLASSIFY, pair, explain=True)
+    ((best, *_),) = result_of(api, CLASSIFY, pair, explain=True)
     assert [(field, word) for field, text in pair.items() for word in text.split()] == [
         (item["field"], item["word"]) for item in best["explanation"]
     ]
@@ -132,13 +132,13 @@ def test_words_of_a_pair_name_their_text(api: Send) -> None:
 
 def test_each_of_several_texts_is_explained(api: Send) -> None:
     texts = ["good", "", "a bad film", " ", "good"]
-    assert [answered(api, CLASSIFY, text, explain=True)[0] for text in texts] == answered(api, CLASSIFY, texts, explain=True)
-    assert [1, 0, 3, 0, 1] == [len(found[0]["explanation"]) for found in answered(api, CLASSIFY, texts, explain=True)]
+    assert [result_of(api, CLASSIFY, text, explain=True)[0] for text in texts] == result_of(api, CLASSIFY, texts, explain=True)
+    assert [1, 0, 3, 0, 1] == [len(labels[0]["explanation"]) for labels in result_of(api, CLASSIFY, texts, explain=True)]
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("code_points", (3, 7)), ("utf16", (4, 8)), ("UTF8", (6, 10))])
 def test_offsets_are_in_the_requested_unit(api: Send, unit: str, expected: tuple[int, int]) -> None:
-    ((best, *_),) = answered(api, CLASSIFY, "👍 good", explain=True, offset_unit=unit)
+    ((best, *_),) = result_of(api, CLASSIFY, "👍 good", explain=True, offset_unit=unit)
     item = best["explanation"][-1]
     assert ("good", (expected[0] - 1, expected[1] - 1)) == (item["word"], (item["start"], item["end"]))
 
@@ -147,21 +147,21 @@ def test_only_the_kept_words_of_a_truncated_text_are_explained(api: Send) -> Non
     """A variant without a word gets no word from the truncated rest. Headers report the truncation."""
     text = " ".join(["good", "film", "bad"] * 30)
     response = ask(api, CLASSIFY, text, explain=True)
-    explained = response.json()[0][0]["explanation"]
-    kept = text[: explained[-1]["end"]]
-    assert 62 == len(explained)
-    assert ("1", f"0-{len(kept)}") == (response.headers["x-truncated"], response.headers["x-windows"])
-    (alone,) = answered(api, CLASSIFY, kept, explain=True)
-    assert alone[0]["explanation"] == explained
+    explanation = response.json()[0][0]["explanation"]
+    visible_text = text[: explanation[-1]["end"]]
+    assert 62 == len(explanation)
+    assert ("1", f"0-{len(visible_text)}") == (response.headers["x-truncated"], response.headers["x-windows"])
+    (alone,) = result_of(api, CLASSIFY, visible_text, explain=True)
+    assert alone[0]["explanation"] == explanation
 
 
 QUESTION, PASSAGE = "was the film good ?", "the book was dull . a very good film , but long . not bad"
 
 
 def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api: Send) -> None:
-    model = Loaded(tiny.bundle(tmp_path, task="question-answering", max_length=64))
+    model = EmbeddedBundle(tiny.bundle(tmp_path, task="question-answering", max_length=64))
     inputs = {"question": QUESTION, "context": PASSAGE}
-    best, second = answered(api, ANSWER, inputs, explain=True, top_k=2, max_answer_len=3)
+    best, second = result_of(api, ANSWER, inputs, explain=True, top_k=2, max_answer_len=3)
     assert "explanation" not in second
     places = [len(PASSAGE[:at].split()) for at in (best["start"], best["end"])]
     span = range(places[0], places[1])
@@ -169,34 +169,34 @@ def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api
         item["word"] for item in best["explanation"]
     ]
     for item in best["explanation"]:
-        lacking = without(inputs, item)
+        variant = without(inputs, item)
         shift = item["field"] == "context" and item["start"] < best["start"]
-        score = span_score(model, lacking["question"], lacking["context"], span.start - shift, span.stop - 1 - shift)
+        score = span_score(model, variant["question"], variant["context"], span.start - shift, span.stop - 1 - shift)
         assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
 
 
 def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
-    model = Loaded(tiny.bundle(tmp_path, task="question-answering", max_length=64))
-    found = {
-        text: answered(api, ANSWER, {"question": "not ?", "context": text}, explain=True, handle_impossible_answer=True)
+    model = EmbeddedBundle(tiny.bundle(tmp_path, task="question-answering", max_length=64))
+    answers = {
+        text: result_of(api, ANSWER, {"question": "not ?", "context": text}, explain=True, handle_impossible_answer=True)
         for text in ("good", "dull film", "a book", "bad !", "very long .")
     }
-    nothing = {text: each for text, each in found.items() if each["answer"] == ""}
+    nothing = {text: answer for text, answer in answers.items() if answer["answer"] == ""}
     assert nothing
-    for text, each in nothing.items():
-        assert 2 + len(text.split()) == len(each["explanation"])
-        for item in each["explanation"]:
+    for text, answer in nothing.items():
+        assert 2 + len(text.split()) == len(answer["explanation"])
+        for item in answer["explanation"]:
             texts = without({"question": "not ?", "context": text}, item)
-            assert pytest.approx(each["score"] - span_score(model, **texts, first=-1, last=-1), abs=1e-6) == item["importance"]
+            assert pytest.approx(answer["score"] - span_score(model, **texts, first=-1, last=-1), abs=1e-6) == item["importance"]
 
 
 def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) -> None:
     passage = " ".join(f"{word} {i}" for i, word in enumerate(["book", "good", "film", "dull"] * 10))
     response = ask(api, ANSWER, {"question": "good ?", "context": passage}, explain=True, max_seq_len=32, doc_stride=8)
-    found = response.json()
+    result_ = response.json()
     windows = [tuple(map(int, part.removeprefix("context=").split("-"))) for part in response.headers["x-windows"].split(", ")]
-    context = [item for item in found["explanation"] if item["field"] == "context"]
-    span = (min(item["start"] for item in [*context, found]), max(item["end"] for item in [*context, found]))
+    context = [item for item in result_["explanation"] if item["field"] == "context"]
+    span = (min(item["start"] for item in [*context, result_]), max(item["end"] for item in [*context, result_]))
     assert (0, len(passage)) == (windows[0][0], windows[-1][1])
     assert all(left[1] > right[0] > left[0] for left, right in pairwise(windows))
     assert span in windows
@@ -208,22 +208,22 @@ def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "passages", task="question-answering", max_length=512)
     send = partial(call, tmp_path)
     text = "good " * (MAX_WORDS + 1)
-    assert f" {MAX_WORDS + 1} words " in post_refused(send, CLASSIFY, text, explain=True)
-    long = post_refused(send, ANSWER, {"question": "good", "context": text}, explain=True, max_seq_len=512)
+    assert f" {MAX_WORDS + 1} words " in error_of_inputs(send, CLASSIFY, text, explain=True)
+    long = error_of_inputs(send, ANSWER, {"question": "good", "context": text}, explain=True, max_seq_len=512)
     assert f" {MAX_WORDS + 2} words " in long and "`max_seq_len`" in long
 
 
 def test_parameters_that_do_not_fit_an_explanation_are_refused(api: Send) -> None:
-    assert "needs `explain`" in post_refused(api, CLASSIFY, "good", offset_unit="utf8")
-    assert "`duplicates`" in post_refused(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
-    assert "needs 3" in post_refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
-    assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
+    assert "needs `explain`" in error_of_inputs(api, CLASSIFY, "good", offset_unit="utf8")
+    assert "`duplicates`" in error_of_inputs(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
+    assert "needs 3" in error_of_inputs(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
+    assert result_of(api, CLASSIFY, TEXT, explain=True) == result_of(api, CLASSIFY, TEXT, explain=True, window="max")
 
 
 async def test_admission_counts_the_variants(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, max_length=64)
     engine = FakeEngine()
-    async with serving(faked(tmp_path, engine, max_queue_tokens=600)) as client:
+    async with serving(fake_service(tmp_path, engine, max_queue_tokens=600)) as client:
         body = {"inputs": "good " * 40}
         answers = [await client.post(CLASSIFY, json=body | {"parameters": {"explain": explain}}) for explain in (False, True)]
         assert [200, 413] == [response.status_code for response in answers]
@@ -236,5 +236,5 @@ def test_the_most_important_word_is_the_obvious_one() -> None:
         request = classify_input(text, explain=True, function_to_apply="none")
         begun = begin(classify, request, model.tokenizer, model.manifest)
         variants = begun.advance(model.rows(begun.step.encodings))
-        found = send(begun.run, variants, model.rows(variants.encodings))
-        assert key == max(found[0]["explanation"], key=lambda item: item["importance"])["word"]
+        words_ = send(begun.run, variants, model.rows(variants.encodings))
+        assert key == max(words_[0]["explanation"], key=lambda item: item["importance"])["word"]

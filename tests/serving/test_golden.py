@@ -18,7 +18,7 @@ from fakes import Head
 from golden import cases
 from task_runs import classify_input, decode, encode
 
-CASES = cases.read("text_classification")
+CASES = cases.load_cases("text_classification")
 SENTIMENT = embedded.load("sentiment")
 HEAD = Head(("negative", "positive"))
 NEAR_TIE = 0.1
@@ -27,7 +27,7 @@ FLOOR = 0.98
 
 def requests_of(case: dict[str, Any]) -> list[TextInput[classify.ClassifyParameters]]:
     """Returns the task requests of a case, parsed from JSON as in the service."""
-    return list(embedded.read(classify.TASK, case["request"]).task_inputs(SENTIMENT.manifest))
+    return list(embedded.parse(classify.TASK, case["request"]).task_inputs(SENTIMENT.manifest))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
@@ -48,23 +48,23 @@ def test_every_text_has_as_many_windows_as_in_the_reference() -> None:
 
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
-    clear = agreed = ties = 0
-    ran: dict[bytes, Outputs] = {}  # many cases have the same text
+    clear = matches = ties = 0
+    outputs_of: dict[bytes, Outputs] = {}  # many cases have the same text
     for case in CASES[::step]:
         for request, windows in zip(requests_of(case), case["logits"], strict=True):
             best = classify_input(request.text, request.text_pair, window=request.parameters.window, stride=request.parameters.stride)
             encodings = encode(classify, best, SENTIMENT.tokenizer).encodings
             for encoding in encodings:
-                if encoding.ids.tobytes() not in ran:
-                    ran[encoding.ids.tobytes()] = SENTIMENT.engine.run([encoding])[0]
-            rows = [ran[encoding.ids.tobytes()] for encoding in encodings]
+                if encoding.ids.tobytes() not in outputs_of:
+                    outputs_of[encoding.ids.tobytes()] = SENTIMENT.engine.run([encoding])[0]
+            rows = [outputs_of[encoding.ids.tobytes()] for encoding in encodings]
             expected = [{"logits": np.array(row, dtype=np.float32)} for row in windows]
             probabilities = np.sort(activate(np.array(windows, dtype=np.float32), "softmax").mean(axis=0))
             same = decode(classify, best, rows, HEAD)[0]["label"] == decode(classify, best, expected, HEAD)[0]["label"]
             if probabilities[-1] - probabilities[-2] >= NEAR_TIE:
-                clear, agreed = clear + 1, agreed + same
+                clear, matches = clear + 1, matches + same
             else:
                 ties += 1
-    print(f"\nembedded sentiment bundle: {agreed} of {clear} labels agree with fp32; {ties} near ties left out")
+    print(f"\nembedded sentiment bundle: {matches} of {clear} labels agree with fp32; {ties} near ties left out")
 
-    assert agreed / clear >= FLOOR
+    assert matches / clear >= FLOOR

@@ -15,21 +15,21 @@ from bertserve.service.tasks import fill_mask
 from golden import cases
 from task_runs import decode, encode
 
-CASES = cases.read("fill_mask")
+CASES = cases.load_cases("fill_mask")
 FILL = embedded.load("fill-mask")
 FLOOR = 0.9
 
 
 def rebuilt(mask: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Returns float32 [vocabulary] with the stored logits; all other entries are one constant that preserves the log-sum-exp."""
-    known = dict([*map(tuple, mask["best"]), *map(tuple, mask.get("targets", []))])
-    rest = math.exp(mask["logsumexp"]) - sum(math.exp(logit) for logit in known.values())
-    row = np.full(mask["vocabulary"], math.log(max(rest, 1e-30) / (mask["vocabulary"] - len(known))), dtype=np.float32)
-    row[list(known)] = list(known.values())
+    logits_by_token = dict([*map(tuple, mask["best"]), *map(tuple, mask.get("targets", []))])
+    rest = math.exp(mask["logsumexp"]) - sum(math.exp(logit) for logit in logits_by_token.values())
+    row = np.full(mask["vocabulary"], math.log(max(rest, 1e-30) / (mask["vocabulary"] - len(logits_by_token))), dtype=np.float32)
+    row[list(logits_by_token)] = list(logits_by_token.values())
     return row
 
 
-def decoded(request: fill_mask.FillMaskInput, masks: list[dict[str, Any]]) -> list[Any]:
+def decode_masks(request: fill_mask.FillMaskInput, masks: list[dict[str, Any]]) -> list[Any]:
     """Returns the results of stored logits, after a check that the windows equal those of the golden file."""
     encodings, (tokens,) = encode(fill_mask, request, FILL.tokenizer).encodings, FILL.tokenizer.tokenize([request.text])
     places = [place for place, id_ in enumerate(tokens.ids) if FILL.tokenizer.mask is not None and id_ == FILL.tokenizer.mask.id]
@@ -44,15 +44,15 @@ def decoded(request: fill_mask.FillMaskInput, masks: list[dict[str, Any]]) -> li
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_tokens(case: dict[str, Any]) -> None:
-    body = embedded.read(fill_mask.TASK, case["request"])
-    results = [decoded(request, masks) for request, masks in zip(body.task_inputs(FILL.manifest), case["masks"], strict=True)]
+    body = embedded.parse(fill_mask.TASK, case["request"])
+    results = [decode_masks(request, masks) for request, masks in zip(body.task_inputs(FILL.manifest), case["masks"], strict=True)]
     answers = case["answer"] if body.is_list else [case["answer"]]
     for masks, scores, expected, actual in zip(case["masks"], case["scores"], answers, results, strict=True):
-        wanted, found = (expected, actual) if len(masks) > 1 else ([expected], [actual])
-        for per_mask, want, got in zip(scores, wanted, found, strict=True):
-            assert [pytest.approx(score, abs=1e-6) for score in per_mask] == [item["score"] for item in got]
+        expected_masks, actual_masks = (expected, actual) if len(masks) > 1 else ([expected], [actual])
+        for per_mask, want, actual_mask in zip(scores, expected_masks, actual_masks, strict=True):
+            assert [pytest.approx(score, abs=1e-6) for score in per_mask] == [item["score"] for item in actual_mask]
             keys = ("token", "token_str", "sequence")
-            assert [[item[key] for key in keys] for item in want] == [[item[key] for key in keys] for item in got]
+            assert [[item[key] for key in keys] for item in want] == [[item[key] for key in keys] for item in actual_mask]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)
@@ -60,7 +60,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     """The served graph has the best token of float32 for at least 90 % of the masks without a near tie."""
     same = count = 0
     for case in CASES[::step]:
-        for request, masks in zip(embedded.read(fill_mask.TASK, case["request"]).task_inputs(FILL.manifest), case["masks"], strict=True):
+        for request, masks in zip(embedded.parse(fill_mask.TASK, case["request"]).task_inputs(FILL.manifest), case["masks"], strict=True):
             encodings = encode(fill_mask, request, FILL.tokenizer).encodings
             logits = np.concatenate([row["logits"] for row in FILL.rows(encodings)])
             for mask, row in zip(masks, logits, strict=True):

@@ -16,24 +16,24 @@ from bertserve.service.tasks.step import TextInput
 from golden import cases
 from task_runs import decode
 
-CASES = cases.read("question_answering")
+CASES = cases.load_cases("question_answering")
 QA = embedded.load("qa")
 FLOOR = 0.9
 
 
-def stored(
+def windows_and_rows(
     request: TextInput[question_answering.QuestionAnsweringParameters], windows: list[dict[str, Any]]
 ) -> tuple[question_answering.PassageWindows, list[dict[str, Any]]]:
     """Returns the windows of a request and the stored rows, after a check that the windows equal those of the reference."""
-    read = question_answering.windows_of(request, QA.tokenizer)
+    windows_ = question_answering.windows_of(request, QA.tokenizer)
     assert [(w["first"], w["count"], w["question"] + 2) for w in windows] == [
-        (cut.start, len(cut), encoding.start) for cut, encoding in zip(read.token_ranges, read.encodings, strict=True)
+        (part.start, len(part), encoding.start) for part, encoding in zip(windows_.token_ranges, windows_.encodings, strict=True)
     ]
     rows = [{f"{name}_logits": np.array(w[name], dtype=np.float32) for name in ("start", "end")} for w in windows]
-    return read, rows
+    return windows_, rows
 
 
-def listed(result: Any) -> list[dict[str, Any]]:
+def as_list(result: Any) -> list[dict[str, Any]]:
     return [item for item in (result if isinstance(result, list) else [result]) if item["score"] > 0]
 
 
@@ -42,7 +42,7 @@ def pairs(
 ) -> list[tuple[TextInput[question_answering.QuestionAnsweringParameters], list[dict[str, Any]], Any]]:
     parameters = case["request"].get("parameters", {}) | changes
     parameters.pop("max_question_len", None)  # of the reference, where it changes no answer of these cases
-    body = embedded.read(question_answering.TASK, case["request"] | {"parameters": parameters})
+    body = embedded.parse(question_answering.TASK, case["request"] | {"parameters": parameters})
     answers = case["answer"] if body.is_list else [case["answer"]]
     return list(zip(body.task_inputs(QA.manifest), case["windows"], answers, strict=True))
 
@@ -51,13 +51,13 @@ def pairs(
 def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> None:
     """With `duplicates: "sum"`, answers, offsets and order are equal (equal scores in any order); scores agree to 1e-6."""
     for request, windows, expected in pairs(case, duplicates="sum"):
-        _, rows = stored(request, windows)
+        _, rows = windows_and_rows(request, windows)
         result = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
         assert isinstance(result, list) == (request.parameters.top_k > 1)
-        actual, wanted = listed(result), listed(expected)
-        assert [pytest.approx(item["score"], abs=1e-6) for item in wanted] == [item["score"] for item in actual]
-        for score in {item["score"] for item in wanted}:
-            same = [{(a["answer"], a["start"], a["end"]) for a in side if abs(a["score"] - score) < 1e-6} for side in (wanted, actual)]
+        actual, right = as_list(result), as_list(expected)
+        assert [pytest.approx(item["score"], abs=1e-6) for item in right] == [item["score"] for item in actual]
+        for score in {item["score"] for item in right}:
+            same = [{(a["answer"], a["start"], a["end"]) for a in side if abs(a["score"] - score) < 1e-6} for side in (right, actual)]
             assert same[0] == same[1]
 
 
@@ -67,12 +67,12 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     total, count = 0.0, 0
     for case in CASES[::step]:
         for request, windows, _ in pairs(case, duplicates="best", top_k=2, handle_impossible_answer=False):
-            read, rows = stored(request, windows)
+            windows_, rows = windows_and_rows(request, windows)
             expected = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
-            served = decode(question_answering, request, QA.rows(read.encodings), QA.manifest, QA.tokenizer)
+            answer = decode(question_answering, request, QA.rows(windows_.encodings), QA.manifest, QA.tokenizer)
             if len(expected) > 1 and expected[0]["score"] < expected[1]["score"] + 0.1:
                 continue
-            (a, b), (c, d) = ((side[0]["start"], side[0]["end"]) for side in (expected, served))
+            (a, b), (c, d) = ((side[0]["start"], side[0]["end"]) for side in (expected, answer))
             total, count = total + 2 * max(0, min(b, d) - max(a, c)) / max(1, b - a + d - c), count + 1
     print(f"\nembedded qa bundle: answer F1 against fp32 {total / count:.4f} over {count} questions")
 

@@ -14,7 +14,7 @@ from fakes import Head
 from golden import cases
 from task_runs import decode, encode
 
-CASES = cases.read("reranking")
+CASES = cases.load_cases("reranking")
 RERANK = embedded.load("rerank")
 NEAR_TIE = 0.1
 FLOOR = 0.98
@@ -23,7 +23,7 @@ MAX_SCORE_ERROR = 0.05
 
 def request_of(case: dict[str, Any]) -> rerank.RerankBody:
     """Returns the task request of a case, parsed from JSON as in the service."""
-    [request] = embedded.read(rerank.TASK, case["request"]).task_inputs(RERANK.manifest)
+    [request] = embedded.parse(rerank.TASK, case["request"]).task_inputs(RERANK.manifest)
     return request
 
 
@@ -46,7 +46,7 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     """Two texts of a query whose scores differ by 0.1 or more have the same order as in float32."""
-    pairs = agreed = 0
+    pairs = matches = 0
     worst = 0.0
     for case in CASES[::step]:
         if not case["logits"]:
@@ -55,8 +55,8 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
         expected, actual = sigmoid(case["logits"]), sigmoid([float(row["logits"][0]) for row in rows])
         worst = max(worst, float(np.abs(expected - actual).max()))
         first, second = np.nonzero(np.subtract.outer(expected, expected) >= NEAR_TIE)
-        pairs, agreed = pairs + len(first), agreed + int((actual[first] > actual[second]).sum())
-    print(f"\nembedded rerank bundle: {agreed} of {pairs} pairs of texts in the order of fp32; largest difference of a score {worst:.3f}")
+        pairs, matches = pairs + len(first), matches + int((actual[first] > actual[second]).sum())
+    print(f"\nembedded rerank bundle: {matches} of {pairs} pairs of texts in the order of fp32; largest difference of a score {worst:.3f}")
 
-    assert agreed / pairs >= FLOOR
+    assert matches / pairs >= FLOOR
     assert worst <= MAX_SCORE_ERROR

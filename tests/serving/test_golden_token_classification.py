@@ -16,17 +16,17 @@ from bertserve.service.tasks.step import TextInput, window_spans
 from golden import cases
 from task_runs import decode, encode, ner_input
 
-CASES = cases.read("token_classification")
+CASES = cases.load_cases("token_classification")
 NER = embedded.load("ner")
 LABELS = len(NER.manifest.labels)
 FLOOR = 0.9
 
 
-def decoded(request: TextInput[token_classification.TokenClassificationParameters], windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def answer(request: TextInput[token_classification.TokenClassificationParameters], windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the entities of stored logits, which are placed between the special tokens."""
     batch, (tokens,) = encode(token_classification, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
     cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
-    assert [tokens.ids[cut.start : cut.stop] for cut in cuts] == [encoding.ids[1:-1].tolist() for encoding in batch.encodings]
+    assert [tokens.ids[span.start : span.stop] for span in cuts] == [encoding.ids[1:-1].tolist() for encoding in batch.encodings]
     assert (window_spans(tokens, cuts) if len(cuts) > 1 else ()) == batch.read_spans
     rows = []
     for encoding, window in zip(batch.encodings, windows, strict=False):
@@ -39,28 +39,28 @@ def decoded(request: TextInput[token_classification.TokenClassificationParameter
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) -> None:
     """Labels, offsets and order are equal, and scores agree to 1e-6; `word` is the text between the offsets."""
-    body = embedded.read(token_classification.TASK, case["request"])
+    body = embedded.parse(token_classification.TASK, case["request"])
     actual = body.to_response(
-        [decoded(request, windows) for request, windows in zip(body.task_inputs(NER.manifest), case["windows"], strict=True)]
+        [answer(request, windows) for request, windows in zip(body.task_inputs(NER.manifest), case["windows"], strict=True)]
     )
     expected = case.get("corrected", case["answer"])
 
-    for request, wanted, found in zip(
+    for request, expected_text, actual_text in zip(
         body.task_inputs(NER.manifest), expected if body.is_list else [expected], actual if body.is_list else [actual], strict=True
     ):
-        keys = [key for key in ("entity", "entity_group", "index", "start", "end") if wanted and key in wanted[0]]
-        assert [[item[key] for key in keys] for item in wanted] == [[item[key] for key in keys] for item in found]
-        assert [pytest.approx(item["score"], abs=1e-6) for item in wanted] == [item["score"] for item in found]
-        assert [request.text[item["start"] : item["end"]] for item in found] == [item["word"] for item in found]
+        keys = [key for key in ("entity", "entity_group", "index", "start", "end") if expected_text and key in expected_text[0]]
+        assert [[item[key] for key in keys] for item in expected_text] == [[item[key] for key in keys] for item in actual_text]
+        assert [pytest.approx(item["score"], abs=1e-6) for item in expected_text] == [item["score"] for item in actual_text]
+        assert [request.text[item["start"] : item["end"]] for item in actual_text] == [item["word"] for item in actual_text]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     """Entity spans of the served graph and of float32 have an F1 of at least 0.9, for texts without near ties."""
-    right = found = wanted = texts = 0
+    right = num_actual = num_expected = texts = 0
     for case in CASES[::step]:
         for request, windows in zip(
-            embedded.read(token_classification.TASK, case["request"]).task_inputs(NER.manifest), case["windows"], strict=True
+            embedded.parse(token_classification.TASK, case["request"]).task_inputs(NER.manifest), case["windows"], strict=True
         ):
             logits = [np.array(window["logits"], dtype=np.float32) for window in windows if window["count"]]
             best = [
@@ -70,10 +70,10 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
                 continue
             plain = ner_input(request.text, stride=request.parameters.stride)
             rows = NER.rows(encode(token_classification, plain, NER.tokenizer).encodings)
-            served = decode(token_classification, plain, rows, NER.manifest, NER.tokenizer)
-            a, b = ({(e["entity_group"], e["start"], e["end"]) for e in entities} for entities in (decoded(plain, windows), served))
-            right, found, wanted, texts = right + len(a & b), found + len(b), wanted + len(a), texts + 1
-    f1 = 2 * right / (found + wanted)
-    print(f"\nembedded ner bundle: entity F1 against fp32 {f1:.4f} over {texts} texts with {wanted} entities")
+            actual = decode(token_classification, plain, rows, NER.manifest, NER.tokenizer)
+            a, b = ({(e["entity_group"], e["start"], e["end"]) for e in entities} for entities in (answer(plain, windows), actual))
+            right, num_actual, num_expected, texts = right + len(a & b), num_actual + len(b), num_expected + len(a), texts + 1
+    f1 = 2 * right / (num_actual + num_expected)
+    print(f"\nembedded ner bundle: entity F1 against fp32 {f1:.4f} over {texts} texts with {num_expected} entities")
 
     assert f1 >= FLOOR

@@ -33,8 +33,8 @@ NUMBERS = st.floats(-50, 50, width=32)
 def test_labels_with_equal_scores_are_in_reverse_order() -> None:
     """The pipeline has this order too, because it reverses numpy's argsort."""
     request = TextInput("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
-    found = decode(zero_shot, request, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
-    assert ["c", "b", "a"] == [item["label"] for item in found]
+    items = decode(zero_shot, request, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
+    assert ["c", "b", "a"] == [item["label"] for item in items]
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float
     for activation, (expected, logits_) in cases.items():
         head = Head(labels=tuple(names), activation=activation)
         for raw, numbers in ((False, expected), (True, logits_)):
-            found = decode(rerank, rerank.RerankBody(query="query", texts=texts, raw_scores=raw), logits(*values), head)
-            assert {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in found} == dict(enumerate(numbers.tolist()))
-            assert all(a["score"] >= b["score"] for a, b in pairwise(found))
+            items = decode(rerank, rerank.RerankBody(query="query", texts=texts, raw_scores=raw), logits(*values), head)
+            assert {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in items} == dict(enumerate(numbers.tolist()))
+            assert all(a["score"] >= b["score"] for a, b in pairwise(items))
 
 
 def test_logits_give_the_order_where_all_scores_are_1() -> None:
@@ -111,7 +111,7 @@ def test_a_zero_vector_stays_zero() -> None:
 
 def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
     """Returns the chunks of BIOES labels by the rules of conlleval and seqeval: (tag, first, last)."""
-    found: list[tuple[str, int, int]] = []
+    items: list[tuple[str, int, int]] = []
     start = 0
     pairs = [("O", "O"), *((label[0], label[2:] or "O") for label in labels), ("O", "O")]
     for i, ((before, tag_before), (letter, tag)) in enumerate(pairwise(pairs)):
@@ -126,21 +126,21 @@ def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
             or (letter != "O" and tag_before != tag)
         )
         if ends and before != "O":
-            found.append((tag_before, start, i - 1))
+            items.append((tag_before, start, i - 1))
         if starts:
             start = i
-    return found
+    return items
 
 
-def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer, tags: tuple[str, ...] = ()) -> list[tuple[str, int, int]]:
+def entities(labels: list[str], names: tuple[str, ...], tokenizer: Tokenizer, tags: tuple[str, ...] = ()) -> list[tuple[str, int, int]]:
     """Returns the service's entity groups for a text with one token per label: (tag, first, last)."""
     text = " ".join(["film"] * len(labels))
     request = ner_input(text)
-    scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
+    scores = np.zeros((len(labels) + 2, len(names)), dtype=np.float32)
     for i, label in enumerate(labels):
-        scores[i + 1, known.index(label)] = 9
-    found = decode(token_classification, request, [{"logits": scores}], Head(labels=known, tags=tags), tokenizer)
-    return [(item["entity_group"], item["start"] // 5, item["end"] // 5) for item in found]
+        scores[i + 1, names.index(label)] = 9
+    items = decode(token_classification, request, [{"logits": scores}], Head(labels=names, tags=tags), tokenizer)
+    return [(item["entity_group"], item["start"] // 5, item["end"] // 5) for item in items]
 
 
 BIOES = ("O", *(f"{letter}-{tag}" for letter in "BIES" for tag in ("PER", "LOC")))
@@ -156,17 +156,17 @@ def test_bioes_and_bilou_entities_equal_those_of_conlleval(labels: list[str], to
 
 def test_labels_that_are_no_tags_keep_their_names(tokenizer: Tokenizer) -> None:
     """Neighbors with the same label are one entity, and a hyphen in a label does not make a letter."""
-    known, tags = ("O", "E-MAIL", "PER"), ("O", "I-E-MAIL", "PER")
-    assert [("PER", 0, 1), ("E-MAIL", 2, 3)] == entities(["PER", "PER", "E-MAIL", "E-MAIL", "O"], known, tokenizer, tags)
+    names, tags = ("O", "E-MAIL", "PER"), ("O", "I-E-MAIL", "PER")
+    assert [("PER", 0, 1), ("E-MAIL", 2, 3)] == entities(["PER", "PER", "E-MAIL", "E-MAIL", "O"], names, tokenizer, tags)
 
 
 @pytest.mark.parametrize("strategy", ["none", "simple"])
-@pytest.mark.parametrize(("ignored", "left"), [(["O"], 1), (["o"], 1), ([], 2)])
-def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, strategy: Any, ignored: list[str], left: int) -> None:
+@pytest.mark.parametrize(("ignored_labels", "count"), [(["O"], 1), (["o"], 1), ([], 2)])
+def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, strategy: Any, ignored_labels: list[str], count: int) -> None:
     logits = np.array([[0, 0], [9, 0], [0, 9], [0, 0]], dtype=np.float32)
     head = Head(labels=("o", "b-per"), tags=("O", "B-per"))
-    request = ner_input("film film", aggregation_strategy=strategy, ignore_labels=ignored)
-    assert left == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
+    request = ner_input("film film", aggregation_strategy=strategy, ignore_labels=ignored_labels)
+    assert count == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:

@@ -43,7 +43,7 @@ def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> floa
     for caller in range(callers):
         simulation.at(0.5 + 0.01 * caller, ask)
     simulation.play()
-    times = sorted(each.answered_s for request in others if (each := simulation.admitted[request]).answered_s is not None)
+    times = sorted(progress.answered_s for request in others if (progress := simulation.admitted[request]).answered_s is not None)
     assert len(times) == len(others) > 500
     return times[int(0.99 * len(times))]
 

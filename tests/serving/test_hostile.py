@@ -24,16 +24,16 @@ MODELS = {
 }
 
 
-def assert_clear(response: httpx.Response, sent: bytes) -> None:
+def assert_clear(response: httpx.Response, request: bytes) -> None:
     """Asserts that a response is a result, or an error in the standard form that leaks no internals."""
-    assert response.status_code in ALLOWED, (response.status_code, response.text[:300], sent[:300])
+    assert response.status_code in ALLOWED, (response.status_code, response.text[:300], request[:300])
     body = response.json()
     if response.status_code != 200:
         assert ["error", "error_type", "request_id"] == sorted(body)
-        assert 10 < len(body["error"]) < 1_000, sent[:300]
+        assert 10 < len(body["error"]) < 1_000, request[:300]
         assert "\n" not in body["error"]
-    leaked = [word for word in hostile.LEAKS if word in response.text and word.encode() not in sent]
-    assert [] == leaked, (response.text[:300], sent[:300])
+    words = [word for word in hostile.LEAKS if word in response.text and word.encode() not in request]
+    assert [] == words, (response.text[:300], request[:300])
     for name, value in response.headers.items():
         assert value.isascii(), name
         assert value.isprintable(), name

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import Send, answered, call, post, posted, rejected
+from app_client import Send, call, error_of, post, result_of, result_of_fields
 
 # the base URL, and the path that SageMaker requires
 QUESTION = {"question": "good ?", "context": "a film"}
@@ -26,8 +26,8 @@ def test_the_only_model_is_served_at_the_base_url(tmp_path: Path, task: str) -> 
     for path in ("/", "/invocations"):
         actual = call(tmp_path, "POST", path, json=body)
         assert (200, "only", expected) == (actual.status_code, actual.headers["x-model"], actual.json())
-        assert "did you mean `inputs`?" in rejected(call(tmp_path, "POST", path, json={"input": "good"}), 422, "invalid_value")
-        rejected(call(tmp_path, "POST", path, content=b""), 400, "malformed")
+        assert "did you mean `inputs`?" in error_of(call(tmp_path, "POST", path, json={"input": "good"}), 422, "invalid_value")
+        error_of(call(tmp_path, "POST", path, content=b""), 400, "malformed")
 
 
 def test_the_other_tasks_of_the_only_model_are_served_at_the_base_url(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_other_tasks_of_the_only_model_are_served_at_the_base_url(tmp_path: 
 
 @pytest.mark.parametrize("path", ["/", "/invocations"])
 def test_several_models_need_another_path(api: Send, path: str) -> None:
-    assert "/classify" in rejected(post(api, {"inputs": QUESTION}, path=path), 422, "invalid_value")
+    assert "/classify" in error_of(post(api, {"inputs": QUESTION}, path=path), 422, "invalid_value")
 
 
 # @huggingface/inference, detected by its User-Agent; tests/clients runs the client itself
@@ -85,7 +85,7 @@ def test_tokens_have_an_entity_group(api: Send) -> None:
 )
 @pytest.mark.parametrize("count", [0, 2])
 def test_lists_of_no_or_several_inputs_are_refused(api: Send, path: str, one: Any, more: dict[str, Any], count: int) -> None:
-    message = rejected(post(api, {"inputs": [one] * count, **more}, path=path, headers=AGENT), 422, "invalid_value")
+    message = error_of(post(api, {"inputs": [one] * count, **more}, path=path, headers=AGENT), 422, "invalid_value")
     assert "@huggingface/inference" in message
     assert count == len(post(api, {"inputs": [one] * count, **more}, path=path).json())
 
@@ -94,8 +94,8 @@ def test_lists_of_no_or_several_inputs_are_refused(api: Send, path: str, one: An
 PAIR = ["good film", "bad"]
 
 
-def refused(api: Send, path: str, **body: Any) -> str:
-    return rejected(post(api, body, path=path), 422, "invalid_value")
+def error_for(api: Send, path: str, **body: Any) -> str:
+    return error_of(post(api, body, path=path), 422, "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -111,40 +111,40 @@ def refused(api: Send, path: str, **body: Any) -> str:
     ],
 )
 def test_texts_and_pairs_are_classified(api: Send, inputs: Any, same: Any) -> None:
-    expected = answered(api, "/classify", same)
-    batch = isinstance(inputs, list) and not any(isinstance(each, str) for each in inputs)
+    expected = result_of(api, "/classify", same)
+    batch = isinstance(inputs, list) and not any(isinstance(item, str) for item in inputs)
 
-    assert (expected if batch else expected[0]) == posted(api, "/predict", inputs=inputs)
+    assert (expected if batch else expected[0]) == result_of_fields(api, "/predict", inputs=inputs)
 
 
 def test_raw_scores_are_logits(api: Send) -> None:
-    expected = answered(api, "/classify", "good", function_to_apply="none")
+    expected = result_of(api, "/classify", "good", function_to_apply="none")
     more = {"truncate": True, "truncation_direction": "Right", "model": "classifier"}
 
-    assert expected[0] == posted(api, "/predict", inputs="good", raw_scores=True, **more)
-    assert "`truncation_direction` must be" in refused(api, "/predict", inputs="good", truncation_direction="Left")
+    assert expected[0] == result_of_fields(api, "/predict", inputs="good", raw_scores=True, **more)
+    assert "`truncation_direction` must be" in error_for(api, "/predict", inputs="good", truncation_direction="Left")
 
 
 @pytest.mark.parametrize("inputs", [["a", "b", "c"], [["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]])
 def test_an_invalid_sequence_is_refused(api: Send, inputs: Any) -> None:
-    assert '["a", "b"]' in refused(api, "/predict", inputs=inputs)
+    assert '["a", "b"]' in error_for(api, "/predict", inputs=inputs)
 
 
 def test_embed_all_returns_a_vector_per_token(api: Send) -> None:
     """The vectors are those of `/embed` with pooling `none` and no normalization. One text gives a list with one item."""
-    expected = posted(api, "/embed", inputs=["good film"], pooling="none", prompt_name="query", normalize=False)
-    found = posted(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
+    expected = result_of_fields(api, "/embed", inputs=["good film"], pooling="none", prompt_name="query", normalize=False)
+    vectors = result_of_fields(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
 
-    assert expected == found
-    assert [6] == [len(tokens) for tokens in found]
+    assert expected == vectors
+    assert [6] == [len(tokens) for tokens in vectors]
 
 
 def test_bodies_of_tei_clients_are_accepted_at_shared_paths(api: Send) -> None:
     """The bodies have the same meaning at `/embed`, `/similarity` and `/rerank`, including capitalized values."""
     options = {"truncate": True, "truncation_direction": "Right"}
-    embedded = posted(api, "/embed", inputs="good", normalize=True, prompt_name=None, dimensions=2, **options)
-    assert [2] == [len(vector) for vector in embedded]
-    ranked = posted(api, "/rerank", query="good", texts=["bad"], raw_scores=False, return_text=True, **options)
-    assert [(0, "bad")] == [(each["index"], each["text"]) for each in ranked]
-    compared = posted(api, "/similarity", inputs={"source_sentence": "good", "sentences": ["bad"]}, parameters=options)
-    assert 1 == len(compared)
+    vectors = result_of_fields(api, "/embed", inputs="good", normalize=True, prompt_name=None, dimensions=2, **options)
+    assert [2] == [len(vector) for vector in vectors]
+    texts = result_of_fields(api, "/rerank", query="good", texts=["bad"], raw_scores=False, return_text=True, **options)
+    assert [(0, "bad")] == [(item["index"], item["text"]) for item in texts]
+    scores = result_of_fields(api, "/similarity", inputs={"source_sentence": "good", "sentences": ["bad"]}, parameters=options)
+    assert 1 == len(scores)

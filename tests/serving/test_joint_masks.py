@@ -15,7 +15,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.step import Step
 from bertserve.service.text.tokenizer import Encoding
-from embedded import Loaded
+from embedded import EmbeddedBundle
 from task_runs import Begun, begin, send
 
 LONG = "good " * 40
@@ -25,8 +25,8 @@ class Runs:
     """A tiny fill-mask graph that counts the tokens of its runs."""
 
     def __init__(self, folder: Path) -> None:
-        loaded = Loaded(tiny.bundle(folder, task="fill-mask"))
-        self.tokenizer, self.engine = loaded.tokenizer, loaded.engine
+        bundle = EmbeddedBundle(tiny.bundle(folder, task="fill-mask"))
+        self.tokenizer, self.engine = bundle.tokenizer, bundle.engine
         self.tokens = 0
         self.stages: list[int] = []
 
@@ -55,10 +55,10 @@ class Runs:
 
         @cache
         def probabilities(before: tuple[int, ...]) -> Any:
-            filled = list(ids)
+            token_ids = list(ids)
             for place, token in zip(places, before, strict=False):
-                filled[place] = token
-            row = np.array([2, *filled, 3])
+                token_ids[place] = token
+            row = np.array([2, *token_ids, 3])
             logits = self.of(Encoding(row, np.zeros_like(row), masks=(1 + places[len(before)],)))["logits"][0].astype(np.float64)
             powers = np.exp(logits - logits.max())
             return powers / powers.sum()
@@ -91,32 +91,32 @@ def test_a_beam_finds_the_best_fillings_that_begin_with_its_kept_tokens(runs: Ru
     vocabulary = range(len(tiny.VOCABULARY))
     every = runs.brute_force(runs.ids(text), [vocabulary, vocabulary])
     firsts = runs.brute_force(runs.ids(text), [vocabulary])
-    kept = {tokens[0] for tokens in sorted(firsts, key=lambda tokens: -firsts[tokens])[:beam]}
-    expected = sorted((tokens for tokens in every if tokens[0] in kept), key=lambda tokens: -every[tokens])[:6]
-    found = runs.drive(text_of(runs, text, beam=beam, top_k=6))
-    assert expected == [tuple(item["tokens"]) for item in found]
-    assert pytest.approx([every[tokens] for tokens in expected], rel=1e-6) == [item["score"] for item in found]
+    best_firsts = {tokens[0] for tokens in sorted(firsts, key=lambda tokens: -firsts[tokens])[:beam]}
+    expected = sorted((tokens for tokens in every if tokens[0] in best_firsts), key=lambda tokens: -every[tokens])[:6]
+    actual = runs.drive(text_of(runs, text, beam=beam, top_k=6))
+    assert expected == [tuple(item["tokens"]) for item in actual]
+    assert pytest.approx([every[tokens] for tokens in expected], rel=1e-6) == [item["score"] for item in actual]
     assert [1, beam] == runs.stages
 
 
 @pytest.mark.parametrize("masks", [1, 2, 3])
 def test_targets_of_several_tokens_have_their_joint_score(runs: Runs, masks: int) -> None:
     targets = {"good": ["good"], "gob": ["g", "##o", "##b"], "xyz": ["x", "##y", "##z"], "bad": ["bad"]}
-    pieces = {target: [tiny.VOCABULARY.index(piece) for piece in each] for target, each in targets.items()}
+    pieces = {target: [tiny.VOCABULARY.index(piece) for piece in spelling] for target, spelling in targets.items()}
     expected = {}
-    for chosen in product(targets, repeat=masks):
-        tokens = [token for target in chosen for token in pieces[target]]
-        text = "a " + " and ".join(" ".join(["[MASK]"] * len(pieces[target])) for target in chosen)
-        expected[chosen] = runs.brute_force(runs.ids(text), [[token] for token in tokens])[tuple(tokens)]
+    for combination in product(targets, repeat=masks):
+        tokens = [token for target in combination for token in pieces[target]]
+        text = "a " + " and ".join(" ".join(["[MASK]"] * len(pieces[target])) for target in combination)
+        expected[combination] = runs.brute_force(runs.ids(text), [[token] for token in tokens])[tuple(tokens)]
     text = "a " + " and ".join(["[MASK]"] * masks)
-    found = runs.drive(text_of(runs, text, beam=64, top_k=1000, targets=list(targets)))
+    actual = runs.drive(text_of(runs, text, beam=64, top_k=1000, targets=list(targets)))
 
-    assert len(expected) == len(found)
-    assert {chosen: pytest.approx(score, rel=1e-6) for chosen, score in expected.items()} == {
-        tuple(item["targets"]): item["score"] for item in found
+    assert len(expected) == len(actual)
+    assert {combination: pytest.approx(score, rel=1e-6) for combination, score in expected.items()} == {
+        tuple(item["targets"]): item["score"] for item in actual
     }
-    assert sorted((item["score"] for item in found), reverse=True) == [item["score"] for item in found]
-    assert "a " + " and ".join(found[0]["targets"]) == found[0]["sequence"]
+    assert sorted((item["score"] for item in actual), reverse=True) == [item["score"] for item in actual]
+    assert "a " + " and ".join(actual[0]["targets"]) == actual[0]["sequence"]
 
 
 def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
@@ -164,8 +164,8 @@ class EqualRuns(Runs):
 
 def test_fillings_with_equal_scores_are_ordered_by_token_id(tmp_path: Path) -> None:
     runs = EqualRuns(tmp_path)
-    found = runs.drive(text_of(runs, "[MASK] [MASK]", beam=3, top_k=4))
-    assert [[0, 0], [0, 1], [0, 2], [0, 3]] == [item["tokens"] for item in found]
+    actual = runs.drive(text_of(runs, "[MASK] [MASK]", beam=3, top_k=4))
+    assert [[0, 0], [0, 1], [0, 2], [0, 3]] == [item["tokens"] for item in actual]
 
 
 def ask(api: Send, inputs: Any, **parameters: Any) -> Any:
@@ -178,12 +178,12 @@ def test_texts_in_a_list_are_filled_like_single_texts(api: Send, runs: Runs) -> 
     """The results equal a search without the service, also for long texts, which an inference thread tokenizes."""
     texts = ["a [MASK] film was [MASK] !", "[MASK]", "the [MASK] [MASK] [MASK] book", "", f"{'good ' * 150} [MASK] [MASK]"]
     expected = [runs.drive(text_of(runs, text, beam=3, top_k=4)) for text in texts if text]
-    found = ask(api, [text for text in texts if text], beam=3, top_k=4)
-    for one, other in zip(expected, found, strict=True):
+    actual = ask(api, [text for text in texts if text], beam=3, top_k=4)
+    for one, other in zip(expected, actual, strict=True):
         assert [item["tokens"] for item in one] == [item["tokens"] for item in other]
         assert pytest.approx([item["score"] for item in one], rel=1e-5) == [item["score"] for item in other]
     alone = ask(api, texts[0], beam=3, top_k=4)
-    assert [item["sequence"] for item in found[0]] == [item["sequence"] for item in alone]
+    assert [item["sequence"] for item in actual[0]] == [item["sequence"] for item in alone]
     assert [] == ask(api, [])
 
 
@@ -196,8 +196,8 @@ def test_one_mask_has_the_same_scores_with_and_without_joint(api: Send) -> None:
 
 
 def test_an_unknown_target_gives_a_warning(api: Send) -> None:
-    warned = api("POST", "/fill-mask", json={"inputs": "a [MASK]", "parameters": {"joint": True, "targets": ["good", "看"]}})
-    assert "targets; 1 of 2 " in warned.headers["x-hf-warning"]
+    response = api("POST", "/fill-mask", json={"inputs": "a [MASK]", "parameters": {"joint": True, "targets": ["good", "看"]}})
+    assert "targets; 1 of 2 " in response.headers["x-hf-warning"]
 
 
 def test_a_beam_without_joint_is_refused(api: Send) -> None:

@@ -54,9 +54,9 @@ def attacks(example: Any, fields: Iterable[str] = ()) -> Iterator[Any]:
     """Yields a body with a secret in place of each value, as a key of each object, and in each of some fields."""
     for place in hostile.places(example):
         for value in (SECRET, NUMBER, -NUMBER, [SECRET, NUMBER], {SECRET: SECRET}, f"{SECRET} [mask] <mask>"):
-            yield hostile.replaced(example, place, value)
+            yield hostile.replace_at(example, place, value)
         if isinstance(hostile.at(example, place), dict):
-            yield hostile.replaced(example, (*place, SECRET), SECRET)
+            yield hostile.replace_at(example, (*place, SECRET), SECRET)
     for name in fields:
         for value in (SECRET, NUMBER, -NUMBER, [NUMBER, NUMBER], [SECRET]):
             yield example | {name: value}
@@ -99,9 +99,9 @@ MORE: list[tuple[str, Any, dict[str, str]]] = [
 def examples(description: Any, operation: Any) -> list[Any]:
     """Returns the examples of a path's body in the OpenAPI description."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-    named = [example["value"] for example in content.get("examples", {}).values()]
+    values = [example["value"] for example in content.get("examples", {}).values()]
     kind = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
-    return named or description["components"]["schemas"].get(kind, {}).get("examples", [])
+    return values or description["components"]["schemas"].get(kind, {}).get("examples", [])
 
 
 def test_no_error_logs_a_value_of_its_caller(api: Send, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +177,9 @@ def test_an_unread_log_does_not_block_logging(stderr: Stderr) -> None:
             threading.Event().wait(0.01)
         logger.info("later")
     lines = [json.loads(line) for line in stderr.getvalue().splitlines()]
-    told = [line["message"] for line in lines if " lines were lost " in line["message"]]
+    losses = [line["message"] for line in lines if " lines were lost " in line["message"]]
     assert [0, 1, 2, 3, 4] == [line["number"] for line in lines[:5]]
     assert {"level", "logger", "message", "number", "pid", "time"} == set(lines[0])
-    assert told  # two reports if the thread took its first line between two lines of the test
-    assert sum(int(text.split()[0]) for text in told) == 20 + 1 - (len(lines) - len(told))
+    assert losses  # two reports if the thread took its first line between two lines of the test
+    assert sum(int(text.split()[0]) for text in losses) == 20 + 1 - (len(lines) - len(losses))
     assert "later" == lines[-1]["message"]

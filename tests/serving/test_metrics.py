@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import tiny
-from app_client import faked, keys, serving, state_of
+from app_client import fake_service, keys, serving, state_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -27,8 +27,8 @@ async def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:
             await client.get(path)
         await client.get("/classify", headers=key)
         page = (await client.get("/metrics")).text
-    counted = dict(re.findall(r'^bertserve_http_requests_total\{status="(\d+)"\} (\S+)$', page, re.MULTILINE))
-    assert {"200": "1.0", "401": "1.0", "404": "3.0", "405": "1.0", "413": "1.0"} == counted
+    counts = dict(re.findall(r'^bertserve_http_requests_total\{status="(\d+)"\} (\S+)$', page, re.MULTILINE))
+    assert {"200": "1.0", "401": "1.0", "404": "3.0", "405": "1.0", "413": "1.0"} == counts
 
 
 async def test_loads_are_counted_by_outcome(models: Path) -> None:
@@ -51,7 +51,7 @@ async def test_loads_are_counted_by_outcome(models: Path) -> None:
 async def test_the_busy_seconds_of_threads_are_those_of_their_batches(models: Path) -> None:
     """A batch counts when it has ended, and no scrape counts it twice."""
     engine = FakeEngine()
-    service = faked(models, engine)
+    service = fake_service(models, engine)
     async with serving(service) as client:
         for _ in range(2):
             await client.post("/classify", json={"inputs": "good"})

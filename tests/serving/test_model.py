@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import blocked, faked, queued, rejected, serving, state_of
+from app_client import busy_client, error_of, fake_service, serving, state_of, until_queued
 from bertserve.service.bundle import files
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
@@ -36,11 +36,11 @@ async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
     """
     engine = FakeEngine()
     tiny.bundle(tmp_path, batch_invariant=invariant)
-    service = faked(tmp_path, engine, max_batch_tokens=4096, batch_variant_graphs=batch_variant)
+    service = fake_service(tmp_path, engine, max_batch_tokens=4096, batch_variant_graphs=batch_variant)
     service.scheduler.clock = lambda: 0.0  # all arrive together, also on a machine that stalls
-    async with blocked(service, engine) as client:
+    async with busy_client(service, engine) as client:
         rest = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for _ in range(4)]
-        await queued(service, 4)
+        await until_queued(service, 4)
         engine.gate.set()
         assert [200] * 4 == [answer.status_code for answer in await asyncio.gather(*rest)]
     assert batches == engine.batches
@@ -48,7 +48,7 @@ async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
 
 @pytest.mark.parametrize("steps", [[], [Step([])], ["again"]], ids=["first rows", "step", "second rows"])
 async def test_an_input_that_cannot_be_decoded_is_named(models: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> None:
-    def failing(request: Any, model: TaskModel) -> TaskGenerator:
+    def fail(request: Any, model: TaskModel) -> TaskGenerator:
         (tokens,) = model.tokenizer.tokenize([request.text])
         first = Step([model.tokenizer.assemble(tokens.ids)], Cost(response_bytes=9))
         yield first
@@ -58,11 +58,11 @@ async def test_an_input_that_cannot_be_decoded_is_named(models: Path, monkeypatc
             raise TooLargeError("too large")
         return 1
 
-    monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], function=failing))
-    service = faked(models, FakeEngine())
+    monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], function=fail))
+    service = fake_service(models, FakeEngine())
     async with serving(service) as client:
         answer = await client.post("/classify", json={"inputs": ["good", "fine", "bad", "good"]})
-        assert rejected(answer, 413, "too_large").startswith("inputs[2]: ")
+        assert error_of(answer, 413, "too_large").startswith("inputs[2]: ")
         assert (0, 0) == (service.scheduler.queue.queue_items, service.scheduler.queue.held_tokens)
 
 
@@ -100,9 +100,9 @@ def test_errors_that_end_all_work_on_the_gpu_are_told_from_others(
     graph = files.load_bundle(models / "tiny").manifest.graphs[0]
     wrap_sessions(monkeypatch, lambda _: session)
     engine = OnnxEngine(models / "tiny" / graph.file, graph, pad_id=0, padding_side="right")
-    with pytest.raises(kind) as failed:
+    with pytest.raises(kind) as error:
         engine.run([Encoding(np.zeros(3, np.int64), np.zeros(3, np.int64))])
-    assert "hostname" not in str(failed.value)
+    assert "hostname" not in str(error.value)
 
 
 @pytest.mark.parametrize(("fault", "value"), FAULTS.items())
@@ -128,10 +128,10 @@ async def test_only_the_request_that_causes_a_graph_fault_fails(
         blocker, runs = ask("book"), len(session.batches)
         await until(lambda: len(session.batches) > runs)
         together = [ask(text) for text in (*INNOCENT, GUILTY)]
-        await queued(service, len(together))
+        await until_queued(service, len(together))
         session.gate.set()
         *innocent, guilty = await asyncio.gather(*together)
-        assert value in rejected(guilty, 500, "engine")
+        assert value in error_of(guilty, 500, "engine")
         assert [200] * len(INNOCENT) == [answer.status_code for answer in innocent]
         for expected, answer in zip(before, innocent, strict=True):
             assert [one["label"] for one in expected[0]] == [one["label"] for one in answer.json()[0]]

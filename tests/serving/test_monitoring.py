@@ -61,21 +61,21 @@ def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_every_expression_uses_existing_metrics_and_labels(series: dict[str, set[str]], name: str) -> None:
     expression = EXPRESSIONS[name]
-    for recorded, source in RECORDED.items():
-        expression = re.sub(rf"{recorded}(\{{[^}}]*\}})?", lambda _, source=source: source, expression)  # type: ignore[misc]
+    for rule_name, source in RECORDED.items():
+        expression = re.sub(rf"{rule_name}(\{{[^}}]*\}})?", lambda _, source=source: source, expression)  # type: ignore[misc]
     bare = re.sub(r"\[[^]]*\]", "", expression)
-    named = re.findall(r"\b([a-z_]+)\b(\{[^}]*\})?", re.sub(r'"[^"]*"|\b(?:by|on) \([^)]*\)', "", bare))
-    selectors = [(metric, set(re.findall(r"(\w+)[=!]", matched))) for metric, matched in named if metric not in WORDS]
-    grouped = {label for labels in re.findall(r"\bby \(([^)]*)\)", bare) for label in labels.split(", ")}
+    mentions = re.findall(r"\b([a-z_]+)\b(\{[^}]*\})?", re.sub(r'"[^"]*"|\b(?:by|on) \([^)]*\)', "", bare))
+    selectors = [(metric, set(re.findall(r"(\w+)[=!]", labels_text))) for metric, labels_text in mentions if metric not in WORDS]
+    group_labels = {label for labels in re.findall(r"\bby \(([^)]*)\)", bare) for label in labels.split(", ")}
     assert selectors
     assert [] == [metric for metric, _ in selectors if metric not in series]
     assert set() == {label for metric, labels in selectors for label in labels - series[metric] - OF_PROMETHEUS}
-    assert set() == grouped - OF_PROMETHEUS - set.union(*(series[metric] for metric, _ in selectors))
+    assert set() == group_labels - OF_PROMETHEUS - set.union(*(series[metric] for metric, _ in selectors))
 
 
 def test_dashboard_variables_match_the_queries() -> None:
-    used = set(re.findall(r"\$\{?(\w+)", json.dumps([DASHBOARD["panels"], DASHBOARD["templating"]]))) - {"__rate_interval", "__all"}
-    assert used == {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    variables = set(re.findall(r"\$\{?(\w+)", json.dumps([DASHBOARD["panels"], DASHBOARD["templating"]]))) - {"__rate_interval", "__all"}
+    assert variables == {variable["name"] for variable in DASHBOARD["templating"]["list"]}
 
 
 def test_grafana_and_prometheus_configurations_match() -> None:
@@ -90,13 +90,13 @@ def test_grafana_and_prometheus_configurations_match() -> None:
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_every_alert_has_a_runbook_and_tests(rule: dict[str, Any]) -> None:
     tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
-    fired = [bool(case["exp_alerts"]) for test in tests for case in test["alert_rule_test"] if case["alertname"] == rule["alert"]]
+    outcomes = [bool(case["exp_alerts"]) for test in tests for case in test["alert_rule_test"] if case["alertname"] == rule["alert"]]
     assert rule["labels"]["severity"] in ("critical", "warning")
     runbook = rule["annotations"]["runbook"]
     [page] = [word for word in runbook.split() if word.endswith(".md")]
     assert runbook.startswith(f"{rule['alert']} ")
     assert f"| {rule['alert']} |" in (ROOT / page).read_text(encoding="utf-8")
-    assert (True, {True, False}) == (fired[0], {*fired})
+    assert (True, {True, False}) == (outcomes[0], {*outcomes})
 
 
 @pytest.mark.full_grid
@@ -107,8 +107,8 @@ def test_promtool_accepts_the_rules_and_the_configuration(command: tuple[str, ..
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
-    done = subprocess.run([promtool, *command], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
-    assert (0, "") == (done.returncode, done.stderr)
+    process = subprocess.run([promtool, *command], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
+    assert (0, "") == (process.returncode, process.stderr)
 
 
 def is_drift(before: str, after: str, folder: Path) -> bool:
@@ -130,9 +130,9 @@ def is_drift(before: str, after: str, folder: Path) -> bool:
         "promql_expr_test": [{"expr": expression, "eval_time": "40m", "exp_samples": [{"labels": "{}", "value": 1}]}],
     }
     (folder / "test.yml").write_text(yaml.safe_dump({"rule_files": [str(PROMETHEUS / "alerts.yml")], "tests": [case]}))
-    done = subprocess.run([promtool, "test", "rules", str(folder / "test.yml")], capture_output=True, text=True, check=False)
-    assert 0 == done.returncode or "got:" in done.stdout + done.stderr, done
-    return done.returncode == 0
+    process = subprocess.run([promtool, "test", "rules", str(folder / "test.yml")], capture_output=True, text=True, check=False)
+    assert 0 == process.returncode or "got:" in process.stdout + process.stderr, process
+    return process.returncode == 0
 
 
 async def test_other_texts_are_drift(tmp_path: Path) -> None:
@@ -146,11 +146,11 @@ async def test_other_texts_are_drift(tmp_path: Path) -> None:
     counts = np.histogram([best["score"] for [best] in answer], bins=20, range=(0, 1))[0]
     tiny.calibrate(path, scale=[2.0], score_counts=counts.tolist())
     async with serving(build(settings)) as client:
-        scraped = [(await client.get("/metrics")).text]
+        pages = [(await client.get("/metrics")).text]
         for texts in (same, other[:100], other):
             await client.post("/classify", json={"inputs": texts})
-            scraped.append((await client.get("/metrics")).text)
-    assert [False, False, True] == [is_drift(before, after, tmp_path) for before, after in itertools.pairwise(scraped)]
+            pages.append((await client.get("/metrics")).text)
+    assert [False, False, True] == [is_drift(before, after, tmp_path) for before, after in itertools.pairwise(pages)]
 
 
 @pytest.fixture(name="prometheus")
@@ -160,15 +160,15 @@ def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[htt
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
     tiny.calibrate(models / "tiny")
-    with running(models, tmp_path / "serve.log", "--workers", "2", "--threads", "2") as served:
+    with running(models, tmp_path / "serve.log", "--workers", "2", "--threads", "2") as server:
         config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        static = {"static_configs": [{"targets": [served.url.removeprefix("http://")]}]}
+        static = {"static_configs": [{"targets": [server.url.removeprefix("http://")]}]}
         config["scrape_configs"] = [{"job_name": config["scrape_configs"][0]["job_name"], **static}]
         (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
         shutil.copy(PROMETHEUS / "alerts.yml", tmp_path)
         log = tmp_path / "prometheus.log"
-        with log.open("w") as written:
+        with log.open("w") as output:
             process = subprocess.Popen(
                 [
                     program,
@@ -176,22 +176,22 @@ def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[htt
                     f"--storage.tsdb.path={tmp_path}/data",
                     "--web.listen-address=127.0.0.1:0",
                 ],
-                stderr=written,
+                stderr=output,
             )
         try:
-            with _after_a_load(served, log) as client:
+            with _after_a_load(server, log) as client:
                 yield client
         finally:
             process.terminate()
             process.wait(20)
 
 
-def _after_a_load(served: ServeProcess, log: Path) -> httpx.Client:
-    bench = [str(Path(sys.executable).with_name("bert-bench")), "closed", "--target", f"{served.url}/classify=short"]
+def _after_a_load(server: ServeProcess, log: Path) -> httpx.Client:
+    bench = [str(Path(sys.executable).with_name("bert-bench")), "closed", "--target", f"{server.url}/classify=short"]
     subprocess.run([*bench, "--connections", "8", "--seconds", "15"], check=True, capture_output=True)
-    while (found := re.search(r"Listening on\S*.*address=(127\S+:\d+)", log.read_text())) is None:
+    while (address := re.search(r"Listening on\S*.*address=(127\S+:\d+)", log.read_text())) is None:
         time.sleep(0.1)
-    return httpx.Client(base_url=f"http://{found[1]}", timeout=20, trust_env=False)
+    return httpx.Client(base_url=f"http://{address[1]}", timeout=20, trust_env=False)
 
 
 @pytest.mark.full_grid
@@ -205,10 +205,10 @@ def test_every_panel_and_alert_has_values_under_load(prometheus: httpx.Client) -
 
     values = {name: [float(series["value"][1]) for series in ask(_filled_in(expression))] for name, expression in QUERIES.items()}
     groups = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-    evaluated = [rule for group in groups for rule in group["rules"]]
-    assert [] == [name for name, found in values.items() if all(map(math.isnan, found))]
-    assert {rule.get("alert", rule.get("record")): "ok" for rule in RULES} == {rule["name"]: rule["health"] for rule in evaluated}
-    assert [] == [rule["name"] for rule in evaluated if rule.get("state") == "firing"]
+    evaluations = [rule for group in groups for rule in group["rules"]]
+    assert [] == [name for name, samples in values.items() if all(map(math.isnan, samples))]
+    assert {rule.get("alert", rule.get("record")): "ok" for rule in RULES} == {rule["name"]: rule["health"] for rule in evaluations}
+    assert [] == [rule["name"] for rule in evaluations if rule.get("state") == "firing"]
 
 
 def _filled_in(expression: str) -> str:

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 import tiny
-from app_client import LONG, Send, answered, post, rejected
+from app_client import LONG, Send, error_of, post, result_of
 from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import encode
@@ -21,16 +21,16 @@ QUESTION: dict[str, Any] = {"question": "which one is good ?", "choices": ["a fi
 def plain_logits(path: Path, pairs: list[tuple[str, str]]) -> list[float]:
     """Returns the graph's logit for each pair; every pair is encoded and run separately."""
     session = onnxruntime.InferenceSession(str(path / "model.cpu.fp32.onnx"))
-    tokenizer, found = tiny.tokenizer(), []
+    tokenizer, values_of_pairs = tiny.tokenizer(), []
     for pair in pairs:
-        encoded = tokenizer.encode(*pair)
-        feed = {"input_ids": encoded.ids, "attention_mask": encoded.attention_mask, "token_type_ids": encoded.type_ids}
+        encoding = tokenizer.encode(*pair)
+        feed = {"input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids}
         (logits,) = session.run(None, {name: np.array([values]) for name, values in feed.items()})
-        found.append(float(logits[0, 0]))
-    return found
+        values_of_pairs.append(float(logits[0, 0]))
+    return values_of_pairs
 
 
-def ranked(logits: list[float], choices: list[str]) -> list[dict[str, Any]]:
+def rank(logits: list[float], choices: list[str]) -> list[dict[str, Any]]:
     powers = np.exp(np.array(logits) - max(logits))
     scores = powers / powers.sum()
     order = sorted(range(len(logits)), key=lambda i: (-scores[i], i))
@@ -42,51 +42,51 @@ def test_choices_are_scored_as_pairs(api: Send, tmp_path: Path, more: dict[str, 
     """A pair is the question and a choice, or the context and both. The softmax covers one question's choices; the best is first."""
     question, context = QUESTION["question"], more.get("context")
     pairs = [(context, f"{question} {choice}") if context else (question, choice) for choice in QUESTION["choices"]]
-    expected = ranked(plain_logits(tiny.bundle(tmp_path, task=multiple_choice.TASK), pairs), QUESTION["choices"])
+    expected = rank(plain_logits(tiny.bundle(tmp_path, task=multiple_choice.TASK), pairs), QUESTION["choices"])
 
-    assert expected == answered(api, CHOOSE, QUESTION | more)
+    assert expected == result_of(api, CHOOSE, QUESTION | more)
 
 
 def test_a_prompt_is_a_question(api: Send) -> None:
     choices = ["good film", "bad"]
-    assert answered(api, CHOOSE, {"prompt": "a very", "choices": choices}) == answered(
+    assert result_of(api, CHOOSE, {"prompt": "a very", "choices": choices}) == result_of(
         api, CHOOSE, {"question": "a very", "choices": choices}
     )
 
 
 def test_all_protocols_give_the_same_scores(api: Send) -> None:
     """Covers the model's path, KServe's instances, and tensors, whose scores are in the order of the choices."""
-    expected = answered(api, CHOOSE, QUESTION)
+    expected = result_of(api, CHOOSE, QUESTION)
     tensors = [
         {"name": "question", "shape": [1], "datatype": "BYTES", "data": [QUESTION["question"]]},
         {"name": "choices", "shape": [3, 1], "datatype": "BYTES", "data": QUESTION["choices"]},
     ]
-    found = post(api, {"inputs": tensors}, path="/v2/models/choices/infer").json()["outputs"]
+    outputs = post(api, {"inputs": tensors}, path="/v2/models/choices/infer").json()["outputs"]
 
-    assert expected == answered(api, "/models/choices", QUESTION)
+    assert expected == result_of(api, "/models/choices", QUESTION)
     assert {"predictions": [expected]} == post(api, {"instances": [QUESTION]}, path="/v1/models/choices:predict").json()
-    assert ["score", "json"] == [output["name"] for output in found]
-    assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(found[0]["data"])
-    assert [expected] == [json.loads(text) for text in found[1]["data"]]
+    assert ["score", "json"] == [output["name"] for output in outputs]
+    assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(outputs[0]["data"])
+    assert [expected] == [json.loads(text) for text in outputs[1]["data"]]
 
 
 def test_tensors_accept_a_context(api: Send) -> None:
     names = {"question": [QUESTION["question"]], "context": ["the book was dull"], "choices": QUESTION["choices"]}
     tensors = [{"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data} for name, data in names.items()]
     (scores,) = post(api, {"inputs": tensors, "outputs": [{"name": "score"}]}, path="/v2/models/choices/infer").json()["outputs"]
-    expected = answered(api, CHOOSE, QUESTION | {"context": "the book was dull"})
+    expected = result_of(api, CHOOSE, QUESTION | {"context": "the book was dull"})
 
     assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(scores["data"])
-    twice = tensors[1] | {"data": ["a", "b"], "shape": [2]}
-    message = rejected(post(api, {"inputs": [tensors[0], twice, tensors[2]]}, path="/v2/models/choices/infer"), 422, "invalid_value")
+    pair_tensor = tensors[1] | {"data": ["a", "b"], "shape": [2]}
+    message = error_of(post(api, {"inputs": [tensors[0], pair_tensor, tensors[2]]}, path="/v2/models/choices/infer"), 422, "invalid_value")
     assert "`context` has 2 texts" in message
 
 
 def test_a_pair_is_truncated_as_in_transformers(tokenizer: Tokenizer) -> None:
-    encoded = encode(multiple_choice, multiple_choice.MultipleChoiceInput("good", ("bad", LONG), LONG), tokenizer)
+    batch = encode(multiple_choice, multiple_choice.MultipleChoiceInput("good", ("bad", LONG), LONG), tokenizer)
     context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
 
-    assert [[2, *context[:27], 3, *short, 3], [2, *context[:14], 3, *long[:15], 3]] == [e.ids.tolist() for e in encoded.encodings]
-    assert [0] * 29 + [1] * 3 == encoded.encodings[0].type_ids.tolist()
-    assert encoded.truncated
+    assert [[2, *context[:27], 3, *short, 3], [2, *context[:14], 3, *long[:15], 3]] == [e.ids.tolist() for e in batch.encodings]
+    assert [0] * 29 + [1] * 3 == batch.encodings[0].type_ids.tolist()
+    assert batch.truncated
     assert not encode(multiple_choice, multiple_choice.MultipleChoiceInput("good", ("bad", "film")), tokenizer).truncated

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, assert_same, posted, rejected
+from app_client import Send, assert_same, error_of, result_of_fields
 
 TEXTS = ["good film", "a very bad book"]
 QUESTION, CONTEXT = "good ?", "a good film , not a bad book"
@@ -31,11 +31,11 @@ def outputs(response: httpx.Response) -> dict[str, Any]:
     return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in response.json()["outputs"]}
 
 
-def refused(response: httpx.Response) -> str:
-    return rejected(response, 422, "invalid_value")
+def error_of_response(response: httpx.Response) -> str:
+    return error_of(response, 422, "invalid_value")
 
 
-def decoded(values: Any) -> list[Any]:
+def decode_json(values: Any) -> list[Any]:
     return [json.loads(value) for value in values]
 
 
@@ -46,13 +46,13 @@ def in_order(result: list[dict[str, Any]], labels: Sequence[str]) -> list[float]
 
 def test_texts_are_classified(api: Send) -> None:
     response = infer(api, "classifier", texts("inputs", *TEXTS), id="7")
-    found, expected = outputs(response), posted(api, "/models/classifier", inputs=TEXTS)
+    actual, expected = outputs(response), result_of_fields(api, "/models/classifier", inputs=TEXTS)
 
-    assert ["label", "score", "scores", "json"] == list(found)
-    assert [result[0]["label"] for result in expected] == found["label"].tolist()
-    assert expected == decoded(found["json"])
-    assert_same([in_order(result, tiny.LABELS) for result in expected], found["scores"].tolist())
-    assert_same([result[0]["score"] for result in expected], found["score"].tolist())
+    assert ["label", "score", "scores", "json"] == list(actual)
+    assert [result[0]["label"] for result in expected] == actual["label"].tolist()
+    assert expected == decode_json(actual["json"])
+    assert_same([in_order(result, tiny.LABELS) for result in expected], actual["scores"].tolist())
+    assert_same([result[0]["score"] for result in expected], actual["score"].tolist())
     body = response.json()
     assert ("classifier", "7") == (body["model_name"], body["id"])
     assert ["BYTES", "FP32", "FP32", "BYTES"] == [output["datatype"] for output in body["outputs"]]
@@ -68,9 +68,9 @@ def test_equivalent_shapes_of_texts_give_the_same_scores(api: Send) -> None:
 
 
 def test_an_empty_tensor_gives_empty_outputs(api: Send) -> None:
-    found = outputs(infer(api, "classifier", texts("inputs")))
+    actual = outputs(infer(api, "classifier", texts("inputs")))
 
-    assert {"label": (0,), "score": (0,), "scores": (0, 3), "json": (0,)} == {name: value.shape for name, value in found.items()}
+    assert {"label": (0,), "score": (0,), "scores": (0, 3), "json": (0,)} == {name: value.shape for name, value in actual.items()}
 
 
 def test_null_is_the_same_as_no_value(api: Send) -> None:
@@ -84,55 +84,55 @@ def test_null_is_the_same_as_no_value(api: Send) -> None:
 
 def test_pairs_are_classified(api: Send) -> None:
     pairs = [{"text": "good", "text_pair": "film"}, {"text": "bad", "text_pair": "book"}]
-    found = outputs(infer(api, "classifier", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
+    actual = outputs(infer(api, "classifier", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
 
-    assert posted(api, "/models/classifier", inputs=pairs) == decoded(found["json"])
+    assert result_of_fields(api, "/models/classifier", inputs=pairs) == decode_json(actual["json"])
 
 
 def test_parameters_of_the_task_are_supported(api: Send) -> None:
     """Parameters work as on other paths. With `top_k` there are no `scores` of all labels."""
     parameters = {"top_k": 1, "function_to_apply": "none"}
-    found = outputs(infer(api, "classifier", texts("inputs", *TEXTS), parameters=parameters))
+    actual = outputs(infer(api, "classifier", texts("inputs", *TEXTS), parameters=parameters))
 
-    assert ["label", "score", "json"] == list(found)
-    assert posted(api, "/models/classifier", inputs=TEXTS, parameters=parameters) == decoded(found["json"])
-    assert_same([result[0]["score"] for result in decoded(found["json"])], found["score"].tolist())
+    assert ["label", "score", "json"] == list(actual)
+    assert result_of_fields(api, "/models/classifier", inputs=TEXTS, parameters=parameters) == decode_json(actual["json"])
+    assert_same([result[0]["score"] for result in decode_json(actual["json"])], actual["score"].tolist())
 
 
 def test_texts_are_embedded(api: Send) -> None:
-    found = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"normalize": True}))
+    actual = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"normalize": True}))
     ragged = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"pooling": "none"}))
 
-    assert posted(api, "/embed", inputs=TEXTS, normalize=True) == found["embedding"].tolist() == decoded(found["json"])
+    assert result_of_fields(api, "/embed", inputs=TEXTS, normalize=True) == actual["embedding"].tolist() == decode_json(actual["json"])
     assert ["json"] == list(ragged)
-    assert posted(api, "/embed", inputs=TEXTS, pooling="none") == decoded(ragged["json"])
+    assert result_of_fields(api, "/embed", inputs=TEXTS, pooling="none") == decode_json(ragged["json"])
 
 
 def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
     query, sentences = "good ?", ["a bad book", "a good film"]
-    ranked = outputs(infer(api, "ranker", texts("query", query), texts("texts", *sentences), parameters={"raw_scores": True}))
-    compared = outputs(infer(api, "vectors", texts("source_sentence", query), texts("sentences", *sentences)))
+    ranking = outputs(infer(api, "ranker", texts("query", query), texts("texts", *sentences), parameters={"raw_scores": True}))
+    similarities = outputs(infer(api, "vectors", texts("source_sentence", query), texts("sentences", *sentences)))
     labels = {"candidate_labels": "dull,great", "multi_label": True}
-    scored = outputs(infer(api, "nli", texts("inputs", *TEXTS), parameters=labels))
+    label_scores = outputs(infer(api, "nli", texts("inputs", *TEXTS), parameters=labels))
 
-    expected = posted(api, "/models/ranker", query=query, texts=sentences, raw_scores=True)
-    assert [expected] == decoded(ranked["json"])
-    assert_same([{i["index"]: i["score"] for i in expected}[place] for place in range(2)], ranked["score"].tolist())
-    similar = posted(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
-    assert [similar] == decoded(compared["json"])
-    assert_same(similar, compared["score"].tolist())
-    zero_shot = posted(api, "/models/nli", inputs=TEXTS, parameters=labels)
-    assert_same(zero_shot, decoded(scored["json"]))
-    assert_same([in_order(result, ["dull", "great"]) for result in zero_shot], scored["scores"].tolist())
+    expected = result_of_fields(api, "/models/ranker", query=query, texts=sentences, raw_scores=True)
+    assert [expected] == decode_json(ranking["json"])
+    assert_same([{i["index"]: i["score"] for i in expected}[place] for place in range(2)], ranking["score"].tolist())
+    similar = result_of_fields(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
+    assert [similar] == decode_json(similarities["json"])
+    assert_same(similar, similarities["score"].tolist())
+    zero_shot = result_of_fields(api, "/models/nli", inputs=TEXTS, parameters=labels)
+    assert_same(zero_shot, decode_json(label_scores["json"]))
+    assert_same([in_order(result, ["dull", "great"]) for result in zero_shot], label_scores["scores"].tolist())
 
 
 def test_a_request_can_select_and_order_outputs(api: Send) -> None:
-    found = outputs(infer(api, "classifier", texts("inputs", *TEXTS), outputs=[{"name": "score"}, {"name": "label"}]))
+    actual = outputs(infer(api, "classifier", texts("inputs", *TEXTS), outputs=[{"name": "score"}, {"name": "label"}]))
 
-    assert ["score", "label"] == list(found)
+    assert ["score", "label"] == list(actual)
 
 
-def packed(*values: str | bytes) -> bytes:
+def pack(*values: str | bytes) -> bytes:
     encoded = [value.encode() if isinstance(value, str) else value for value in values]
     return b"".join(struct.pack("<I", len(value)) + value for value in encoded)
 
@@ -150,40 +150,40 @@ def binary(
     return api("POST", f"/v2/models/{model}/infer", content=content, headers={HEADER: header or str(len(head))})
 
 
-def unpacked(response: httpx.Response) -> dict[str, bytes]:
+def unpack(response: httpx.Response) -> dict[str, bytes]:
     """Returns the binary outputs of a response by name."""
     assert 200 == response.status_code, response.text
     at = int(response.headers[HEADER])
-    found = {}
+    actual = {}
     for output in json.loads(response.content[:at])["outputs"]:
         size = output.get("parameters", {}).get("binary_data_size")
         if size is not None:
-            found[output["name"]], at = response.content[at : at + size], at + size
+            actual[output["name"]], at = response.content[at : at + size], at + size
     assert at == len(response.content)
-    return found
+    return actual
 
 
 def test_texts_and_outputs_can_be_binary(api: Send) -> None:
-    parts = {"inputs": ("BYTES", [2, 1], packed(*TEXTS))}
+    parts = {"inputs": ("BYTES", [2, 1], pack(*TEXTS))}
     expected = outputs(infer(api, "classifier", texts("inputs", *TEXTS)))
     response = binary(api, "classifier", parts, parameters={"binary_data_output": True})
-    found = unpacked(response)
+    actual = unpack(response)
     mixed = binary(api, "classifier", parts, outputs=[{"name": "label"}, {"name": "score", "parameters": {"binary_data": True}}])
 
     assert "application/octet-stream" == response.headers["content-type"]
-    assert packed(*expected["label"]) == found["label"]
-    assert packed(*expected["json"]) == found["json"]
-    assert expected["scores"].astype("<f4").tobytes() == found["scores"]
-    assert {"score": found["score"]} == unpacked(mixed)
+    assert pack(*expected["label"]) == actual["label"]
+    assert pack(*expected["json"]) == actual["json"]
+    assert expected["scores"].astype("<f4").tobytes() == actual["scores"]
+    assert {"score": actual["score"]} == unpack(mixed)
 
 
 @pytest.mark.parametrize(
     ("data", "shape", "status"),
     [
-        (packed("good") + b"\0", [1], 400),
-        (packed("good")[:-1], [1], 400),
-        (packed("good"), [2], 422),
-        (packed(b"\xff"), [1], 422),
+        (pack("good") + b"\0", [1], 400),
+        (pack("good")[:-1], [1], 400),
+        (pack("good"), [2], 422),
+        (pack(b"\xff"), [1], 422),
     ],
 )
 def test_broken_binary_texts_are_refused(api: Send, data: bytes, shape: list[int], status: int) -> None:
@@ -196,24 +196,24 @@ def test_broken_binary_texts_are_refused(api: Send, data: bytes, shape: list[int
 def test_an_invalid_length_of_the_json_part_is_refused(api: Send, header: str) -> None:
     response = api("POST", "/v2/models/classifier/infer", content=b"{}", headers=[(HEADER.encode(), header.encode())])
 
-    assert "`Inference-Header-Content-Length` is" in rejected(response, 400, "malformed")
+    assert "`Inference-Header-Content-Length` is" in error_of(response, 400, "malformed")
 
 
 def test_a_tensor_has_its_texts_in_one_place(api: Send) -> None:
     both = texts("inputs", "good") | {"parameters": {"binary_data_size": 0}}
     neither = {"name": "inputs", "datatype": "BYTES", "shape": [1]}
     for tensor in (both, neither):
-        assert "`data` and `parameters.binary_data_size`" in refused(infer(api, "classifier", tensor))
+        assert "`data` and `parameters.binary_data_size`" in error_of_response(infer(api, "classifier", tensor))
     head = json.dumps({"inputs": [GOOD]}).encode()
     longer = api("POST", "/v2/models/classifier/infer", content=head + b"0", headers={HEADER: str(len(head))})
-    assert "1 bytes after" in rejected(longer, 400, "malformed")
+    assert "1 bytes after" in error_of(longer, 400, "malformed")
 
 
 GOOD = texts("inputs", "good")
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "value"),
     [
         ([], "`the body`"),
         ({}, "`inputs`"),
@@ -237,19 +237,19 @@ GOOD = texts("inputs", "good")
         ({"inputs": [GOOD], "id": 5}, "`id`"),
     ],
 )
-def test_the_error_names_the_invalid_field(api: Send, body: Any, said: str) -> None:
-    assert said in refused(api("POST", "/v2/models/classifier/infer", json=body))
+def test_the_error_names_the_invalid_field(api: Send, body: Any, value: str) -> None:
+    assert value in error_of_response(api("POST", "/v2/models/classifier/infer", json=body))
 
 
 @pytest.mark.parametrize("shape", [[10**12, 1], [2**62] * 8, [10**4299]])
 def test_a_huge_shape_is_refused(api: Send, shape: list[int]) -> None:
     response = api("POST", "/v2/models/classifier/infer", content=json.dumps({"inputs": [GOOD | {"shape": shape}]}).encode())
-    assert 413 == response.status_code or "shape" in refused(response)
+    assert 413 == response.status_code or "shape" in error_of_response(response)
 
 
 def test_too_many_tensors_or_texts_are_refused(api: Send) -> None:
-    assert "`inputs`" in refused(infer(api, "classifier", *(texts(f"a{i}", "good") for i in range(17))))
-    assert "5000" in rejected(infer(api, "classifier", texts("inputs", *["a"] * 5000)), 413, "too_large")
+    assert "`inputs`" in error_of_response(infer(api, "classifier", *(texts(f"a{i}", "good") for i in range(17))))
+    assert "5000" in error_of(infer(api, "classifier", texts("inputs", *["a"] * 5000)), 413, "too_large")
 
 
 def test_server_metadata_and_health_are_served(api: Send) -> None:
@@ -257,23 +257,23 @@ def test_server_metadata_and_health_are_served(api: Send) -> None:
     assert {"live": True} == api("GET", "/v2/health/live").json()
     assert {"ready": True, "live": True} == api("GET", "/v2/health/ready").json()
     assert 200 == api("GET", "/v2/models/nli/ready").status_code
-    rejected(api("GET", "/v2/models/none/ready"), 404, "not_found")
+    error_of(api("GET", "/v2/models/none/ready"), 404, "not_found")
 
 
 @pytest.mark.parametrize("model", ["classifier", "names", "passages", "masks", "choices", "vectors", "ranker", "nli"])
 def test_model_metadata_match_the_requests_and_responses(api: Send, model: str) -> None:
     """A request with all inputs of the metadata returns all its outputs with the same ranks."""
-    described = api("GET", f"/v2/models/{model}").json()
+    metadata = api("GET", f"/v2/models/{model}").json()
     text = "a [MASK] film" if model == "masks" else "good film"
-    found = infer(
-        api, model, *(texts(field["name"], *[text] * (1 + (field["name"] == "choices"))) for field in described["inputs"])
+    actual = infer(
+        api, model, *(texts(field["name"], *[text] * (1 + (field["name"] == "choices"))) for field in metadata["inputs"])
     ).json()["outputs"]
 
-    def shown(fields: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
+    def summary(fields: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
         return [(field["name"], field["datatype"], len(field["shape"])) for field in fields]
 
-    assert (model, "onnx_onnxv1") == (described["name"], described["platform"])
-    assert shown(described["outputs"]) == shown(found)
+    assert (model, "onnx_onnxv1") == (metadata["name"], metadata["platform"])
+    assert summary(metadata["outputs"]) == summary(actual)
 
 
 def test_instances_give_predictions(api: Send) -> None:
@@ -282,16 +282,16 @@ def test_instances_give_predictions(api: Send) -> None:
     labels = {"candidate_labels": ["dull", "great"]}
 
     def predictions(model: str, instances: Any, **parameters: Any) -> Any:
-        return posted(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
+        return result_of_fields(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
 
-    assert posted(api, "/models/classifier", inputs=TEXTS, parameters={"top_k": 1}) == predictions("classifier", TEXTS, top_k=1)
-    assert [posted(api, "/models/passages", inputs=question)] == predictions("passages", [question])
-    assert posted(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
+    assert result_of_fields(api, "/models/classifier", inputs=TEXTS, parameters={"top_k": 1}) == predictions("classifier", TEXTS, top_k=1)
+    assert [result_of_fields(api, "/models/passages", inputs=question)] == predictions("passages", [question])
+    assert result_of_fields(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
     assert [] == predictions("classifier", [])
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "value"),
     [
         ({"instances": "good"}, "`instances`"),
         ({"inputs": ["good"]}, "`instances`"),
@@ -300,5 +300,5 @@ def test_instances_give_predictions(api: Send) -> None:
         ({"instances": ["good"], "parameters": False}, "`parameters`"),
     ],
 )
-def test_invalid_instances_are_refused(api: Send, body: Any, said: str) -> None:
-    assert said in refused(api("POST", "/v1/models/classifier:predict", json=body))
+def test_invalid_instances_are_refused(api: Send, body: Any, value: str) -> None:
+    assert value in error_of_response(api("POST", "/v1/models/classifier:predict", json=body))

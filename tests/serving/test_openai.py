@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, keys, play, post, posted, started, state_of
+from app_client import Send, keys, open_api, play, post, result_of_fields, state_of
 from bertserve.service.auth import Authenticator
 
 EMBEDDINGS = "/v1/embeddings"
@@ -25,11 +25,11 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
     tiny.bundle(models, "tokens", task="feature-extraction", embedding=tiny.EMBEDDING | {"pooling": "none"})
     tiny.bundle(models, "ranker", labels=("LABEL_0",), activation="none")
     tiny.bundle(models, "classes")
-    with started(models) as send:
+    with open_api(models) as send:
         yield send
 
 
-def failed(response: httpx.Response, status: int, kind: str, code: str) -> str:
+def openai_error(response: httpx.Response, status: int, kind: str, code: str) -> str:
     """Returns the message of an error after checking its status and OpenAI's format."""
     assert response.status_code == status, response.text
     body = response.json()
@@ -42,33 +42,33 @@ def failed(response: httpx.Response, status: int, kind: str, code: str) -> str:
     return str(message)
 
 
-def wrong(api: Send, path: str = EMBEDDINGS, **body: Any) -> str:
-    return failed(post(api, body, path=path), 400, "invalid_request_error", "invalid_value")
+def invalid_value_error(api: Send, path: str = EMBEDDINGS, **body: Any) -> str:
+    return openai_error(post(api, body, path=path), 400, "invalid_request_error", "invalid_value")
 
 
 def test_embeddings_equal_those_of_embed(api: Send) -> None:
-    expected = posted(api, "/embed", inputs=["good film", "bad"], normalize=True, model="vectors")
-    found = posted(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
+    expected = result_of_fields(api, "/embed", inputs=["good film", "bad"], normalize=True, model="vectors")
+    actual = result_of_fields(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
 
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(expected)]
-    assert {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}} == found
+    assert {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}} == actual
 
 
 def test_embeddings_can_be_shortened_and_encoded_as_base64(api: Send) -> None:
     """The base64 text has float32 values. `dimensions` keeps the first ones, with length 1. `user` and null keys have no effect."""
-    whole = np.array(posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"])
+    whole = np.array(result_of_fields(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"])
     assert pytest.approx(1, abs=1e-6) == np.linalg.norm(whole)  # whatever the model's own setting
     first = whole[:3]
     more = {"user": "me", "encoding_format": "base64", "dimensions": 3, "unknown": None}
-    packed = posted(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
+    base64_text = result_of_fields(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
 
-    assert first / np.linalg.norm(first) == pytest.approx(np.frombuffer(base64.b64decode(packed), "<f4"), abs=1e-6)
+    assert first / np.linalg.norm(first) == pytest.approx(np.frombuffer(base64.b64decode(base64_text), "<f4"), abs=1e-6)
 
 
 @pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], [[]]])
 def test_token_ids_are_refused(api: Send, ids: Any) -> None:
     """Ids from an OpenAI vocabulary would be other words here. The message names the LangChain option to set."""
-    assert "`check_embedding_ctx_length=False`" in wrong(api, input=ids, model="vectors")
+    assert "`check_embedding_ctx_length=False`" in invalid_value_error(api, input=ids, model="vectors")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_token_ids_are_refused(api: Send, ids: Any) -> None:
 )
 def test_invalid_bodies_are_bad_requests(api: Send, body: dict[str, Any], message: str) -> None:
     """The status is 400 instead of 422, because OpenAI's clients raise BadRequestError for 400; the message is in `error.message`."""
-    assert message in wrong(api, **body)
+    assert message in invalid_value_error(api, **body)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_invalid_bodies_are_bad_requests(api: Send, body: dict[str, Any], messag
     ],
 )
 def test_errors_below_v1_have_the_openai_format(api: Send, method: str, path: str, body: bytes, status: int, kind: str, code: str) -> None:
-    failed(api(method, path, content=body), status, kind, code)
+    openai_error(api(method, path, content=body), status, kind, code)
 
 
 def test_errors_of_other_paths_have_the_service_format(api: Send) -> None:
@@ -116,15 +116,15 @@ def test_a_missing_key_has_an_error_in_the_openai_format(models: Path) -> None:
     auth = Authenticator(keys(models.parent, "swordfish"))
     answer = play(state_of(models), lambda client: client.get("/v1/models"), auth=auth)
 
-    assert "Authorization" in failed(answer, 401, "authentication_error", "unauthorized")
+    assert "Authorization" in openai_error(answer, 401, "authentication_error", "unauthorized")
 
 
 def test_models_are_listed(api: Send) -> None:
-    listed = api("GET", "/v1/models").json()
+    page = api("GET", "/v1/models").json()
     one = api("GET", "/v1/models/vectors").json()
 
-    assert ["classes", "ranker", "tokens", "vectors"] == [model["id"] for model in listed["data"]] == listed["models"]
-    assert "list" == listed["object"]
+    assert ["classes", "ranker", "tokens", "vectors"] == [model["id"] for model in page["data"]] == page["models"]
+    assert "list" == page["object"]
     assert isinstance(one.pop("created"), int)
     expected = {"id": "vectors", "object": "model", "owned_by": "bertserve", "task": "feature-extraction", "name": "vectors", "ready": True}
     assert expected == one
@@ -133,27 +133,27 @@ def test_models_are_listed(api: Send) -> None:
 @pytest.mark.parametrize("path", RERANKS)
 def test_documents_are_ranked_like_the_texts_of_rerank(api: Send, path: str) -> None:
     texts = ["bad", "good film", "film"]
-    expected = posted(api, "/rerank", query="good", texts=texts)[:2]
+    expected = result_of_fields(api, "/rerank", query="good", texts=texts)[:2]
     documents = [{"text": "bad", "id": "7"}, {"text": "good film", "page": 8, "more": {"tags": [None, 0.5]}}, "film"]
-    found = posted(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
+    actual = result_of_fields(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
 
-    shown = [*documents[:2], {"text": "film"}]
-    results = [{"index": each["index"], "relevance_score": each["score"], "document": shown[each["index"]]} for each in expected]
-    assert results == found.pop("results")
+    objects = [*documents[:2], {"text": "film"}]
+    results = [{"index": item["index"], "relevance_score": item["score"], "document": objects[item["index"]]} for item in expected]
+    assert results == actual.pop("results")
     tokens = 3 * 4 + 4  # [CLS] good [SEP] and a last [SEP] for each of 3 texts, which have 4 tokens
     assert {
         "model": "ranker",
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "meta": {"tokens": {"input_tokens": tokens}},
-    } == {key: found[key] for key in ("model", "usage", "meta")}
+    } == {key: actual[key] for key in ("model", "usage", "meta")}
 
 
 def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
     answer = post(api, {"query": "good", "documents": ["bad"]}, path="/v2/rerank")
 
     assert answer.json()["id"] == answer.headers["x-request-id"]
-    assert [{"index": 0}] == [{"index": each["index"]} for each in answer.json()["results"]]
-    assert [] == posted(api, "/v2/rerank", query="good", documents=[])["results"]
+    assert [{"index": 0}] == [{"index": item["index"]} for item in answer.json()["results"]]
+    assert [] == result_of_fields(api, "/v2/rerank", query="good", documents=[])["results"]
 
 
 @pytest.mark.parametrize(
@@ -168,4 +168,4 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
     ],
 )
 def test_invalid_rerank_bodies_are_refused(api: Send, body: dict[str, Any], message: str) -> None:
-    assert message in wrong(api, "/v1/rerank", **body)
+    assert message in invalid_value_error(api, "/v1/rerank", **body)

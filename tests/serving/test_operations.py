@@ -34,13 +34,13 @@ def test_the_page_of_a_fill_mask_model_has_its_mask_token(tmp_path: Path) -> Non
 def test_all_models_are_listed(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "b")
     tiny.bundle(tmp_path, "a")
-    listed = call(tmp_path, "GET", "/models")
-    assert 2 == len(listed.text.splitlines())
-    assert all(len(line) < 400 for line in listed.text.splitlines())
+    response = call(tmp_path, "GET", "/models")
+    assert 2 == len(response.text.splitlines())
+    assert all(len(line) < 400 for line in response.text.splitlines())
     pages = [call(tmp_path, "GET", f"/models/{name}").json() for name in ("a", "b")]
-    assert listed.json() == [{name: page[name] for name in listed.json()[0]} for page in pages]
+    assert response.json() == [{name: page[name] for name in response.json()[0]} for page in pages]
     short = {"name", "task", "endpoints", "default_of", "version", "provider", "precision", "max_tokens"}
-    assert [short, short] == [set(model) for model in listed.json()]
+    assert [short, short] == [set(model) for model in response.json()]
     assert {"validation", "metrics", "source", "labels"} < set(pages[0])
 
 
@@ -65,10 +65,10 @@ def test_info_has_the_limits(models: Path) -> None:
 
 
 def test_a_valid_request_id_is_returned_once_and_another_one_replaced(models: Path) -> None:
-    for given in ("a", "A-1._z", "x" * 128):
-        assert classify(models, {"inputs": "good"}, headers={"x-request-id": given}).headers.get_list("x-request-id") == [given]
-    for given in ("", "x" * 129, "a b", "é", "a\tb", "<script>"):
-        response = classify(models, {"inputs": "good"}, headers={"x-request-id": given.encode()})
+    for request_id in ("a", "A-1._z", "x" * 128):
+        assert classify(models, {"inputs": "good"}, headers={"x-request-id": request_id}).headers.get_list("x-request-id") == [request_id]
+    for request_id in ("", "x" * 129, "a b", "é", "a\tb", "<script>"):
+        response = classify(models, {"inputs": "good"}, headers={"x-request-id": request_id.encode()})
         assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
     assert re.fullmatch(r"[0-9a-f]{32}", classify(models, {"inputs": "good"}).headers["x-request-id"])
 
@@ -113,18 +113,18 @@ def test_every_openapi_example_is_answered(tmp_path: Path) -> None:
     settings = {"default": {"text-classification": "classifier"}}
     document = call(folder, "GET", "/openapi.json", settings=settings).json()
     models = {task: model["name"] for model in call(folder, "GET", "/models", settings=settings).json() for task in model["default_of"]}
-    tried, shapes = {}, {}
+    answers, shapes = {}, {}
     for route in inference_routes():
         content = document["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]
         own = document["components"]["schemas"].get(content["schema"].get("$ref", "").rpartition("/")[2], {})
         for name, example in content.get("examples", {"classify": {"value": own.get("examples", [None])[0]}}).items():
             path = route.path.replace("{name}", models[f"/{name}"]) if len(route.bodies) == 1 or "{name}" in route.path else f"/{name}"
             answer = call(folder, "POST", path, json=example["value"], settings=settings)
-            tried[route.path, name] = answer.status_code
+            answers[route.path, name] = answer.status_code
         response = document["paths"][route.path]["post"]["responses"]["200"]["content"]["application/json"]
         if "example" in response:
             shapes[route.path] = (shape(response["example"]), shape(answer.json()))
 
-    assert {200} == set(tried.values()), tried
+    assert {200} == set(answers.values()), answers
     assert 5 == len(shapes)
     assert [] == [(path, *pair) for path, pair in shapes.items() if pair[0] != pair[1]]

@@ -30,8 +30,8 @@ BUILT_WITH = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutio
 
 def graph(folder: Path, **changes: Any) -> GraphSpec:
     """Returns the manifest entry of a tiny graph, changed to TensorRT in half precision."""
-    made = files.load_bundle(tiny.bundle(folder)).manifest.graphs[0]
-    return made.model_copy(update={"provider": "tensorrt", "precision": "fp16", "shapes": PLAN} | changes)
+    spec = files.load_bundle(tiny.bundle(folder)).manifest.graphs[0]
+    return spec.model_copy(update={"provider": "tensorrt", "precision": "fp16", "shapes": PLAN} | changes)
 
 
 class Driver:
@@ -83,20 +83,20 @@ def test_cuda_computes_float32_without_tf32(tmp_path: Path) -> None:
 
 def test_sessions_run_on_the_chosen_gpu_within_its_limit(tmp_path: Path) -> None:
     gpu = GpuOptions(2, mem_limit_mib=300)
-    made = graph(tmp_path)
-    cuda, tensorrt = providers.cuda_options(made, None, gpu), providers.tensorrt_options(made, None, gpu)
+    spec = graph(tmp_path)
+    cuda, tensorrt = providers.cuda_options(spec, None, gpu), providers.tensorrt_options(spec, None, gpu)
     assert ("2", "2", str(300 * 2**20)) == (cuda["device_id"], tensorrt["device_id"], cuda["gpu_mem_limit"])
-    assert "gpu_mem_limit" not in providers.cuda_options(made)
+    assert "gpu_mem_limit" not in providers.cuda_options(spec)
 
 
 @pytest.mark.parametrize(("precision", "flag"), [("fp32", "0"), ("fp16", "1")])
 def test_tensorrt_uses_the_precision_of_the_graph_and_the_folder_of_engines(tmp_path: Path, precision: str, flag: str) -> None:
-    made = graph(tmp_path, precision=precision)
-    for folder, cached, paths in ((None, "0", set()), (tmp_path / "engines", "1", {str(tmp_path / "engines")})):
-        options = providers.tensorrt_options(made, folder)
+    spec = graph(tmp_path, precision=precision)
+    for folder, caching, paths in ((None, "0", set()), (tmp_path / "engines", "1", {str(tmp_path / "engines")})):
+        options = providers.tensorrt_options(spec, folder)
         assert flag == options["trt_fp16_enable"]
         assert "input_ids:4x32,attention_mask:4x32,token_type_ids:4x32" == options["trt_profile_max_shapes"]
-        assert {cached} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
+        assert {caching} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
         assert paths == {value for name, value in options.items() if "path" in name}
 
 
@@ -121,8 +121,8 @@ def test_tensorrt_has_a_session_for_short_middle_and_long_texts(models: Path, mo
         sessions.ort, "InferenceSession", lambda path, options, providers, **_: Session(providers[0][1]["trt_profile_max_shapes"])
     )
     plan = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2)) for n in (8, 16, 24, 32, 64)))
-    made = files.load_bundle(models / "tiny").manifest.graphs[0].model_copy(update={"provider": "tensorrt", "shapes": plan})
-    engine = OnnxEngine(models / "tiny" / made.file, made, pad_id=0, padding_side="right")
+    spec = files.load_bundle(models / "tiny").manifest.graphs[0].model_copy(update={"provider": "tensorrt", "shapes": plan})
+    engine = OnnxEngine(models / "tiny" / spec.file, spec, pad_id=0, padding_side="right")
     for length in (5, 17, 64):
         engine.run([Encoding(np.zeros(length, dtype=np.int64), np.zeros(length, dtype=np.int64))])
 

@@ -23,7 +23,7 @@ async def answers(
 
 
 async def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> None:
-    asked = [
+    calls = [
         ("POST", "/bert/classify"),
         ("POST", "/classify"),
         ("GET", "/bert/health"),
@@ -31,7 +31,7 @@ async def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> No
         ("POST", "/berta/classify"),
     ]
 
-    assert [200, 200, 200, 200, 404] == [answer.status_code for answer in await answers(models, *asked, root_path="/bert")]
+    assert [200, 200, 200, 200, 404] == [answer.status_code for answer in await answers(models, *calls, root_path="/bert")]
 
 
 async def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:
@@ -44,10 +44,10 @@ async def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:
 
 async def test_the_docs_are_public_and_declare_the_key(models: Path) -> None:
     """A browser gets the docs without a key. Requests from the docs need the key, which the page's button sends."""
-    asked = [("GET", "/docs"), ("GET", "/docs/static/swagger-ui.css"), ("GET", "/openapi.json"), ("POST", "/classify"), ("GET", "/models")]
-    *open_ones, document, classified, models_page = await answers(models, *asked, auth=Authenticator(keys(models.parent, "swordfish")))
+    calls = [("GET", "/docs"), ("GET", "/docs/static/swagger-ui.css"), ("GET", "/openapi.json"), ("POST", "/classify"), ("GET", "/models")]
+    *open_ones, document, result, models_page = await answers(models, *calls, auth=Authenticator(keys(models.parent, "swordfish")))
 
-    assert [200, 200, 200, 401, 401] == [answer.status_code for answer in (*open_ones, document, classified, models_page)]
+    assert [200, 200, 200, 401, 401] == [answer.status_code for answer in (*open_ones, document, result, models_page)]
     assert {"key": {"type": "http", "scheme": "bearer"}} == document.json()["components"]["securitySchemes"]
     assert [{"key": []}] == document.json()["security"]
     assert "tiny" not in document.text
@@ -87,8 +87,8 @@ async def test_a_page_of_another_origin_cannot_read_responses(models: Path, orig
 )
 def test_the_log_has_the_address_of_the_client(models: Path, tmp_path: Path, flags: list[str], clients: list[str]) -> None:
     """`x-forwarded-for` is used only if the proxy is trusted and the value is an address."""
-    with running(models, tmp_path / "log", "--access-log", *flags) as served:
-        for forwarded in ("203.0.113.7, 10.1.2.3", "some words of a caller", "::1%words of a caller"):
-            httpx.get(f"{served.url}/models", headers={"x-forwarded-for": forwarded})
+    with running(models, tmp_path / "log", "--access-log", *flags) as server:
+        for addresses in ("203.0.113.7, 10.1.2.3", "some words of a caller", "::1%words of a caller"):
+            httpx.get(f"{server.url}/models", headers={"x-forwarded-for": addresses})
 
-    assert clients == [line.partition("bertserve.access: ")[2].split()[0] for line in served.lines()]
+    assert clients == [line.partition("bertserve.access: ")[2].split()[0] for line in server.lines()]

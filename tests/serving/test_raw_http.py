@@ -24,9 +24,9 @@ REFUSALS = {400, 403, 404, 405, 408, 413, 415, 422, 431}
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """Yields a service with one model; asserts at the end that its log has no errors or tracebacks."""
     models = tiny.bundle(tmp_path_factory.mktemp("models"), "classifier").parent
-    with running(models, tmp_path_factory.mktemp("log") / "log") as served:
-        yield served
-    log = served.log.read_text()
+    with running(models, tmp_path_factory.mktemp("log") / "log") as server:
+        yield server
+    log = server.log.read_text()
     assert [] == [line for line in log.splitlines() if "ERROR" in line or "Traceback" in line]
 
 
@@ -42,16 +42,16 @@ def another_client(service: ServeProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def assert_clear(answer: Answer, sent: bytes) -> None:
+def assert_clear(answer: Answer, request: bytes) -> None:
     """Asserts that an answer is a result, or an error in the standard format without internal details."""
     if answer.status == 200:
         return
-    assert answer.status in REFUSALS, (answer, sent)
+    assert answer.status in REFUSALS, (answer, request)
     if answer.body:
-        said = json.loads(answer.body)
-        assert ["error", "error_type", "request_id"] == sorted(said)
-        assert said["request_id"] == answer.headers["x-request-id"]
-    assert [] == [word for word in hostile.LEAKS if word.encode() in answer.body and word.encode() not in sent], (answer, sent)
+        error = json.loads(answer.body)
+        assert ["error", "error_type", "request_id"] == sorted(error)
+        assert error["request_id"] == answer.headers["x-request-id"]
+    assert [] == [word for word in hostile.LEAKS if word.encode() in answer.body and word.encode() not in request], (answer, request)
 
 
 def assert_serves_on(bystander: httpx.Client) -> None:
@@ -62,26 +62,26 @@ def assert_serves_on(bystander: httpx.Client) -> None:
 @pytest.mark.parametrize("name", raw_http.CORPUS)
 def test_odd_bytes_get_the_expected_answers(address: tuple[str, int], bystander: httpx.Client, name: str) -> None:
     """Bytes in a body, or after an unreadable request, are not treated as a request."""
-    sent, expected = raw_http.CORPUS[name]
-    messages = [sent.removesuffix(raw_http.CLEAN), raw_http.CLEAN] if expected[1:] else [sent]
-    received = exchange(address, *messages, count=len(expected))
-    assert expected == [answer.status for answer in received]
-    assert "smuggled" not in {answer.headers["x-request-id"] for answer in received}
-    for answer in received:
-        assert_clear(answer, sent)
+    messages_, expected = raw_http.CORPUS[name]
+    messages = [messages_.removesuffix(raw_http.CLEAN), raw_http.CLEAN] if expected[1:] else [messages_]
+    answers = exchange(address, *messages, count=len(expected))
+    assert expected == [answer.status for answer in answers]
+    assert "smuggled" not in {answer.headers["x-request-id"] for answer in answers}
+    for answer in answers:
+        assert_clear(answer, messages_)
     assert_serves_on(bystander)
 
 
 def test_hostile_bytes_do_not_affect_other_connections(address: tuple[str, int], bystander: httpx.Client) -> None:
     @hostile.cases(SHARE)
     @given(sent=raw_http.connections())
-    def check(sent: bytes) -> None:
-        received = exchange(address, sent)
-        assert len(received) <= 1, sent
-        for answer in received:
-            assert_clear(answer, sent)
+    def check(data: bytes) -> None:
+        answers = exchange(address, data)
+        assert len(answers) <= 1, data
+        for answer in answers:
+            assert_clear(answer, data)
             name = answer.headers["x-request-id"]
-            assert "sent-0" == name or not name.startswith("sent-"), (name, sent)
+            assert "sent-0" == name or not name.startswith("sent-"), (name, data)
         assert_serves_on(bystander)
 
     check()

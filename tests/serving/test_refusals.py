@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import blocked, call, classify, faked, play, posting, queued, rejected, serving, state_of
+from app_client import busy_client, call, classify, error_of, fake_service, play, posting, serving, state_of, until_queued
 from bertserve.service.api.application import Application
 from conftest import metric
 from fakes import FakeEngine
@@ -27,43 +27,43 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
 @pytest.mark.parametrize("body", [b" " * 2048, pytest.param(chunks(4), id="undeclared")])
 def test_a_large_body_is_refused(models: Path, body: Any) -> None:
     response = call(models, "POST", "/classify", content=body, settings={"max_body_bytes": 1024, "max_chars": 1000})
-    assert " 1024 " in rejected(response, 413, "too_large")
+    assert " 1024 " in error_of(response, 413, "too_large")
 
 
 @pytest.mark.parametrize(
-    "given", ["0", "-1", "1.5", "soon", "", "1e3", "120001", "9" * 30, "000000000001" + "9" * 8, "000000000001" + "9" * 5000]
+    "timeout", ["0", "-1", "1.5", "soon", "", "1e3", "120001", "9" * 30, "000000000001" + "9" * 8, "000000000001" + "9" * 5000]
 )
-def test_an_invalid_deadline_is_refused(models: Path, given: str) -> None:
-    message = rejected(classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": given}), 422, "invalid_value")
+def test_an_invalid_deadline_is_refused(models: Path, timeout: str) -> None:
+    message = error_of(classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": timeout}), 422, "invalid_value")
     assert "`x-request-timeout-ms`" in message and "1 to 120000." in message
 
 
 async def test_a_request_that_waits_too_long_expires(models: Path) -> None:
     engine = FakeEngine()
-    async with blocked(faked(models, engine), engine) as client:
+    async with busy_client(fake_service(models, engine), engine) as client:
         response = await client.post("/classify", json={"inputs": "bad"}, headers={"x-request-timeout-ms": "50"})
         page = (await client.get("/metrics")).text
-    rejected(response, 504, "expired")
+    error_of(response, 504, "expired")
     assert 1 == metric(page, "expired_total")
 
 
 async def test_a_full_queue_refuses_at_once(models: Path) -> None:
     engine = FakeEngine()
-    service = faked(models, engine, max_queue_tokens=64)
-    async with blocked(service, engine) as client:
+    service = fake_service(models, engine, max_queue_tokens=64)
+    async with busy_client(service, engine) as client:
         waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 17}))  # 51 tokens
-        await queued(service, 17)
+        await until_queued(service, 17)
         response = await client.post("/classify", json={"inputs": ["bad"] * 12})
         engine.gate.set()
         assert 200 == (await waiting).status_code
         page = (await client.get("/metrics")).text
-    rejected(response, 429, "overloaded")
+    error_of(response, 429, "overloaded")
     assert int(response.headers["retry-after"]) >= 1
     assert 1 == metric(page, "refused_total", model="tiny", reason="queue_full")
 
 
 async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path) -> None:
-    service = faked(models, FakeEngine())
+    service = fake_service(models, FakeEngine())
     async with serving(service) as client:
         await service.stop(0)
         probes = ("/health", "/health/ready", "/classify/health", "/models/tiny/health", "/ping", "/health/live")
@@ -71,14 +71,14 @@ async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path
         answers |= {"post": await client.post("/classify", json={"inputs": "good"})}
     assert 200 == answers.pop("/health/live").status_code
     for response in answers.values():
-        rejected(response, 503, "unavailable")
+        error_of(response, 503, "unavailable")
         assert "1" == response.headers["retry-after"]
 
 
 @pytest.mark.parametrize(("inputs", "name"), [("poor", "inputs"), (["good", "bad", "poor"], "inputs[2]")])
 def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str) -> None:
-    service = faked(models, FakeEngine(guilty_token=tiny.VOCABULARY.index("poor")))
-    message = rejected(play(service, lambda client: client.post("/classify", json={"inputs": inputs})), 500, "engine")
+    service = fake_service(models, FakeEngine(guilty_token=tiny.VOCABULARY.index("poor")))
+    message = error_of(play(service, lambda client: client.post("/classify", json={"inputs": inputs})), 500, "engine")
     assert message.startswith(f"{name}: ") and message.endswith(" GuiltyToken.")
 
 
@@ -90,7 +90,7 @@ def test_an_unexpected_error_reveals_nothing(models: Path, caplog: pytest.LogCap
     service.registry.get("tiny").predict = fail
     headers = {"x-request-id": "r-1"}
     response = play(service, lambda client: client.post("/classify", json={"inputs": SECRET}, headers=headers))
-    assert SECRET not in rejected(response, 500, "internal")
+    assert SECRET not in error_of(response, 500, "internal")
     assert SECRET not in caplog.text
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "RuntimeError r-1 POST /classify: fail (test_refusals.py:" in record.getMessage()
@@ -98,14 +98,14 @@ def test_an_unexpected_error_reveals_nothing(models: Path, caplog: pytest.LogCap
 
 async def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(models: Path) -> None:
     engine = FakeEngine()
-    service = faked(models, engine, max_concurrent=2)
+    service = fake_service(models, engine, max_concurrent=2)
     async with serving(service) as client:
         engine.gate.clear()
         running = [asyncio.ensure_future(client.post("/classify", json={"inputs": "good"})) for _ in range(2)]
         await asyncio.to_thread(engine.entered.acquire, timeout=20)
-        refused = await client.post("/classify", json={"inputs": "good"})
-        rejected(refused, 503, "unavailable")
-        assert "1" == refused.headers["retry-after"]
+        refusal = await client.post("/classify", json={"inputs": "good"})
+        error_of(refusal, 503, "unavailable")
+        assert "1" == refusal.headers["retry-after"]
         assert 200 == (await client.get("/health/ready")).status_code
         engine.gate.set()
         assert [200, 200] == [answer.status_code for answer in await asyncio.gather(*running)]
@@ -114,7 +114,7 @@ async def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(m
 
 async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An incomplete body is not an error of the service if its client has disconnected."""
-    service = faked(models, FakeEngine())
+    service = fake_service(models, FakeEngine())
     messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
 
     async def receive() -> Any:
@@ -130,9 +130,9 @@ async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models
 
 async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> None:
     """The connection closes, because the rest of the body may never come."""
-    service = faked(models, FakeEngine(), body_timeout_s=0.05)
+    service = fake_service(models, FakeEngine(), body_timeout_s=0.05)
     parts = iter([{"type": "http.request", "body": b"{", "more_body": True}])
-    sent: list[Any] = []
+    messages: list[Any] = []
 
     async def receive() -> Any:
         if (part := next(parts, None)) is not None:
@@ -140,9 +140,9 @@ async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> Non
         return await asyncio.Future()
 
     async def send(message: Any) -> None:
-        sent.append(message)
+        messages.append(message)
 
     await Application(service)(posting(), receive, send)
-    await until(lambda: len(sent) == 2)
-    assert 408 == sent[0]["status"]
-    assert (b"connection", b"close") in sent[0]["headers"]
+    await until(lambda: len(messages) == 2)
+    assert 408 == messages[0]["status"]
+    assert (b"connection", b"close") in messages[0]["headers"]

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import tiny
-from app_client import keys, play, rejected, serving, state_of
+from app_client import error_of, keys, play, serving, state_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.models import loading
@@ -29,7 +29,7 @@ ADMIN = {"authorization": "Bearer trident"}
 BODY = {"inputs": "good"}
 
 
-def administered(state: AppState, folder: Path) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+def admin_client(state: AppState, folder: Path) -> AbstractAsyncContextManager[httpx.AsyncClient]:
     return serving(state, Authenticator(admin_key_file=keys(folder, "trident")))
 
 
@@ -43,33 +43,33 @@ async def scores(client: httpx.AsyncClient, name: str = "tiny") -> tuple[float, 
 async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> None:
     """Each request is answered by only one version: equal texts in a list have equal scores."""
     state = state_of(models)
-    seen: set[Any] = set()
-    async with administered(state, tmp_path) as client:
-        done = False
+    answers_seen: set[Any] = set()
+    async with admin_client(state, tmp_path) as client:
+        is_over = False
 
         async def ask() -> None:
-            while not done:
+            while not is_over:
                 answer = await client.post("/classify", json={"inputs": ["good"] * 20})
                 assert 200 == answer.status_code, answer.text
                 [one] = {tuple(item["score"] for item in result) for result in answer.json()}
-                seen.add(one)
+                answers_seen.add(one)
 
-        asking = [asyncio.ensure_future(ask()) for _ in range(8)]
+        clients = [asyncio.ensure_future(ask()) for _ in range(8)]
         for seed in (1, 2, 3):
-            await until(lambda seed=seed: len(seen) == seed)
+            await until(lambda seed=seed: len(answers_seen) == seed)
             shutil.rmtree(models / "tiny")
             tiny.bundle(models, "tiny", seed=seed)
             answer = await client.post("/models/tiny/load", headers=ADMIN)
             assert (answer.status_code, answer.json()["version"]) == (200, state.registry.get("tiny").bundle.version)
-        await until(lambda: len(seen) == 4)
-        done = True
-        await asyncio.gather(*asking)
-        loaded = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith("bertserve_model_info{")]
-        assert 4 == len(loaded)
-        assert [f'version="{state.registry.get("tiny").bundle.version}"' in line for line in loaded] == [
-            line.endswith(" 1.0") for line in loaded
+        await until(lambda: len(answers_seen) == 4)
+        is_over = True
+        await asyncio.gather(*clients)
+        lines = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith("bertserve_model_info{")]
+        assert 4 == len(lines)
+        assert [f'version="{state.registry.get("tiny").bundle.version}"' in line for line in lines] == [
+            line.endswith(" 1.0") for line in lines
         ]
-    assert 4 == len(seen)
+    assert 4 == len(answers_seen)
 
 
 async def test_models_loaded_at_the_start_are_freed_without_a_collection(
@@ -85,7 +85,7 @@ async def test_models_loaded_at_the_start_are_freed_without_a_collection(
     assert len(old) >= 2
     old += [weakref.ref(state.registry.get(name)) for name in ("tiny", "other")]
     try:
-        async with administered(state, tmp_path) as client:
+        async with admin_client(state, tmp_path) as client:
             gc.collect()
             gc.freeze()
             gc.disable()
@@ -106,21 +106,21 @@ async def test_the_log_says_who_changed_which_model_and_why_it_failed(
     """There is one audit line per change. A name that no model has is the caller's text, and is not logged."""
     caplog.set_level("INFO", "bertserve.audit")
     answers: list[str] = []
-    async with administered(state_of(models), tmp_path) as client:
+    async with admin_client(state_of(models), tmp_path) as client:
         await client.post("/models/tiny/load", headers=ADMIN)
         (models / "tiny/tokenizer.json").write_text("{}")
         answers.append((await client.post("/models/tiny/load", headers=ADMIN)).json()["error"])
         await client.post("/models/tiny/unload", headers=ADMIN)
         await client.post("/models/hunter2/unload", headers=ADMIN)
     audit = [vars(record) for record in caplog.records if record.name == "bertserve.audit"]
-    [refused, _] = [vars(record) for record in caplog.records if record.name == "bertserve.errors"]
+    [refusal, _] = [vars(record) for record in caplog.records if record.name == "bertserve.errors"]
     assert [
         ("default", "load", "tiny", "done"),
         ("default", "load", "tiny", "invalid_value"),
         ("default", "unload", "tiny", "done"),
         ("default", "unload", "unknown", "not_found"),
     ] == [(line["key"], line["action"], line["model"], line["outcome"]) for line in audit]
-    assert ("tiny", "/models/tiny/load", answers) == (refused["model"], refused["path"], [refused["reason"]])
+    assert ("tiny", "/models/tiny/load", answers) == (refusal["model"], refusal["path"], [refusal["reason"]])
     assert "hunter2" not in str([vars(record) for record in caplog.records])
 
 
@@ -135,7 +135,7 @@ async def test_a_change_cancelled_at_the_shutdown_is_not_logged_as_done(
         await asyncio.Event().wait()
 
     state = replace(state_of(models), reloader=SimpleNamespace(load=load))
-    async with administered(state, tmp_path) as client:
+    async with admin_client(state, tmp_path) as client:
         change = asyncio.ensure_future(client.post("/models/tiny/load", headers=ADMIN))
         await begun.wait()
         change.cancel()
@@ -145,10 +145,10 @@ async def test_a_change_cancelled_at_the_shutdown_is_not_logged_as_done(
 
 async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, tmp_path: Path) -> None:
     state = state_of(models)
-    async with administered(state, tmp_path) as client:
+    async with admin_client(state, tmp_path) as client:
         before = await scores(client)
         (models / "tiny/tokenizer.json").write_text("{}")
-        assert "`tiny/tokenizer.json`" in rejected(await client.post("/models/tiny/load", headers=ADMIN), 422, "invalid_value")
+        assert "`tiny/tokenizer.json`" in error_of(await client.post("/models/tiny/load", headers=ADMIN), 422, "invalid_value")
         assert await scores(client) == before
         assert "`tiny/tokenizer.json`" in (await client.get("/models/tiny")).json()["broken"]
         assert 'broken_models{model="tiny"} 1.0' in (await client.get("/metrics")).text
@@ -179,9 +179,9 @@ async def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
 ) -> None:
     caplog.set_level("INFO", "bertserve.audit")
     state = state_of(models)
-    async with administered(state, tmp_path) as client:
+    async with admin_client(state, tmp_path) as client:
         (tiny.bundle(models, "other") / "tokenizer.json").write_text("{}")
-        rejected(await client.post("/models/other/load", headers=ADMIN), 422, "invalid_value")
+        error_of(await client.post("/models/other/load", headers=ADMIN), 422, "invalid_value")
         assert ["other"] == list(state.registry.broken)
         if action == "load":
             shutil.rmtree(models / "other")
@@ -195,21 +195,21 @@ async def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
 async def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tiny.bundle(models, "other", seed=1)
     state = state_of(models, default={"classify": "tiny"})
-    async with administered(state, tmp_path) as client:
+    async with admin_client(state, tmp_path) as client:
 
-        async def served() -> str:
+        async def default_model() -> str:
             return (await client.post("/classify", json=BODY)).headers.get("x-model", "none")
 
-        assert "tiny" == await served()
+        assert "tiny" == await default_model()
         assert {"name": "tiny", "unloaded": True} == (await client.post("/models/tiny/unload", headers=ADMIN)).json()
-        assert "other" == await served()
+        assert "other" == await default_model()
         assert "/classify is other (before: tiny)" in caplog.text
-        rejected(await client.post("/models/tiny/unload", headers=ADMIN), 404, "not_found")
+        error_of(await client.post("/models/tiny/unload", headers=ADMIN), 404, "not_found")
         await client.post("/models/other/unload", headers=ADMIN)
-        assert ": none" in rejected(await client.post("/classify", json=BODY), 404, "not_found")
+        assert ": none" in error_of(await client.post("/classify", json=BODY), 404, "not_found")
         assert 200 == (await client.post("/models/tiny/load", headers=ADMIN)).status_code
-        assert "tiny" == await served()
-        rejected(await client.post("/models/nobody/load", headers=ADMIN), 404, "not_found")
+        assert "tiny" == await default_model()
+        error_of(await client.post("/models/nobody/load", headers=ADMIN), 404, "not_found")
 
 
 def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,9 +230,9 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     assert [True, True, False] == [after[name] is before[name] for name in ("broken", "same", "tiny")]
     assert "the model broken cannot" in caplog.text
     assert ["broken"] == list(state.registry.broken)
-    with pytest.raises(InvalidValueError) as refused:
+    with pytest.raises(InvalidValueError) as error:
         asyncio.run(reloader.load("broken"))
-    cause = refused.value.__cause__
+    cause = error.value.__cause__
     assert isinstance(cause, BundleError)
     assert cause.__cause__ is not cause
     shutil.rmtree(models / "broken")
@@ -251,12 +251,12 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
 ) -> None:
     load = loading.load_model
 
-    def exhausted(path: Path, served: Model | None = None, **options: Any) -> Model:
+    def fail_to_load(path: Path, model: Model | None = None, **options: Any) -> Model:
         if path.name == "first":
             raise error
-        return load(path, served, **options)
+        return load(path, model, **options)
 
-    monkeypatch.setattr(loading, "load_model", exhausted)
+    monkeypatch.setattr(loading, "load_model", fail_to_load)
     tiny.bundle(models, "gone")
     state = state_of(models, default={"classify": "tiny"})
     for name in ("first", "second"):
@@ -265,8 +265,8 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     asyncio.run(state.reloader.refresh())
     assert (["second", "tiny"], ["first"]) == (list(state.registry.models), list(state.registry.broken))
     assert 1 == metric(state.metrics.render().decode(), "broken_models", model="first")
-    [logged] = [record.getMessage() for record in caplog.records if "exhausted (test_reload.py:" in record.getMessage()]
-    assert type(error).__name__ in logged
+    [message] = [record.getMessage() for record in caplog.records if "exhausted (test_reload.py:" in record.getMessage()]
+    assert type(error).__name__ in message
     assert str(error) not in caplog.text
     with pytest.raises(InvalidValueError, match=type(error).__name__):
         asyncio.run(state.reloader.load("first"))
@@ -281,11 +281,11 @@ def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, 
         tiny.bundle(other, "tiny")
     else:
         (models / what).mkdir()
-    with pytest.raises(InvalidValueError) as refused:
+    with pytest.raises(InvalidValueError) as error:
         asyncio.run(state.reloader.load("tiny" if what == "twins" else what))
-    reason = refused.value.message.partition(": ")[2]
+    reason = error.value.message.partition(": ")[2]
     assert len(reason) > 20
-    assert str(tmp_path) not in refused.value.message
+    assert str(tmp_path) not in error.value.message
     assert ["second", "tiny"] == list(state.registry.models)
 
 
@@ -296,11 +296,11 @@ def test_a_folder_that_cannot_be_a_model_does_not_affect_others(models: Path, ca
     shutil.rmtree(models / "tiny")
     tiny.bundle(models, "tiny", seed=1)
     asyncio.run(state.reloader.refresh())
-    refreshed = state.registry.get("tiny")
+    first = state.registry.get("tiny")
     assert "the model new model cannot be loaded" in caplog.text
     (models / "config.json").write_text("{}")  # as in a checkpoint
-    reloaded = asyncio.run(state.reloader.load("tiny"))
-    assert 3 == len({old, refreshed, reloaded})
+    second = asyncio.run(state.reloader.load("tiny"))
+    assert 3 == len({old, first, second})
     assert ["tiny"] == list(state.registry.models)
 
 
@@ -309,7 +309,7 @@ PATHS = [f"/models/tiny/{what}" for what in ("load", "unload")]
 
 @pytest.mark.parametrize("path", PATHS)
 def test_model_changes_are_disabled_without_admin_keys(models: Path, path: str) -> None:
-    message = rejected(play(state_of(models), lambda client: client.post(path)), 403, "forbidden")
+    message = error_of(play(state_of(models), lambda client: client.post(path)), 403, "forbidden")
     assert "--admin-key-file" in message
 
 
@@ -317,6 +317,6 @@ def test_model_changes_are_disabled_without_admin_keys(models: Path, path: str) 
 async def test_a_request_does_not_change_models_of_several_workers(models: Path, tmp_path: Path, path: str) -> None:
     """It would reach only one of them. The answer says what to do instead."""
     state = state_of(models, workers=2)
-    async with administered(state, tmp_path) as client:
-        assert "SIGHUP" in rejected(await client.post(path, headers=ADMIN), 409, "conflict")
+    async with admin_client(state, tmp_path) as client:
+        assert "SIGHUP" in error_of(await client.post(path, headers=ADMIN), 409, "conflict")
     assert ["tiny"] == list(state.registry.models)

@@ -120,9 +120,9 @@ def test_an_item_over_the_batch_limit_runs_alone() -> None:
 def test_admission_is_all_or_nothing() -> None:
     queue = new_queue(max_queue_tokens=100)
     first = add(queue, 60)
-    for refused in ((40, 1), (1, 1, 39)):
+    for sizes in ((40, 1), (1, 1, 39)):
         with pytest.raises(RefusedError) as error:
-            add(queue, *refused)
+            add(queue, *sizes)
         assert "queue_full" == error.value.reason
     assert (60, [[first]]) == (queue.held_tokens, [[item.request for item in batch] for batch in drain(queue)])
 
@@ -153,14 +153,14 @@ def test_large_requests_leave_room_for_small_ones() -> None:
 
 def test_later_items_make_a_request_long() -> None:
     queue, runner = new_queue(threads=2), alone(0.01)
-    explained = add(queue, 4, runner=runner)
+    explain_request = add(queue, 4, runner=runner)
     [first] = queue.take(0.0)
     assert queue.finish(first, None)
-    queue.put_next(explained, [(4, None)] * 10)
+    queue.put_next(explain_request, [(4, None)] * 10)
     short = add(queue, 4, runner=runner)
     assert [short] == [item.request for item in queue.take(0.0, long_runs=1)]
     assert [] == queue.take(0.0, long_runs=1)
-    assert [explained] == [item.request for item in queue.take(0.0)]
+    assert [explain_request] == [item.request for item in queue.take(0.0)]
 
 
 def test_a_large_request_leaves_room_for_small_ones_in_an_empty_queue() -> None:
@@ -183,12 +183,12 @@ def test_a_request_that_would_miss_its_deadline_is_refused(texts: int) -> None:
         request = ScheduledRequest(alone(1.0), lambda results: (), now, now + 2.0, 10 * texts)
         queue.put(request, [(10, None)] * texts, 2.0, remaining_s)
 
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(RefusedError) as error:
         arrive(0.0)
-    assert "deadline" == refused.value.reason
+    assert "deadline" == error.value.reason
     with pytest.raises(RefusedError):
-        arrive(0.9 * refused.value.retry_after_s)
-    arrive(refused.value.retry_after_s + 0.001)
+        arrive(0.9 * error.value.retry_after_s)
+    arrive(error.value.retry_after_s + 0.001)
 
 
 def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -> None:
@@ -201,26 +201,26 @@ def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
     """A full queue predicts from its queued seconds when the request will fit."""
     queue = new_queue(max_queue_tokens=100)
     add(queue, 40, 40, runner=alone(4.0))
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(RefusedError) as error:
         add(queue, 50)
-    assert 4.2 == refused.value.retry_after_s  # 42 of 80 tokens, because large requests leave an eighth of the queue
+    assert 4.2 == error.value.retry_after_s  # 42 of 80 tokens, because large requests leave an eighth of the queue
 
 
 @pytest.mark.parametrize("size", [1, 4, 32, 100])
 def test_admitted_requests_start_in_time_under_overload(size: int) -> None:
     """At twice the load that a thread can handle, at most a tenth of the admitted requests expire: texts and lists."""
     queue, now, run_s = new_queue(max_queue_tokens=100_000, max_batch_tokens=512), 0.0, 0.01
-    runner, admitted, late = alone(run_s), [], set()
+    runner, requests, late = alone(run_s), [], set()
     for arrival in range(3000 // size):
         now = max(now, arrival * size * run_s / 2)
         with suppress(RefusedError):
-            admitted.append(add(queue, *[9] * size, now=now, deadline=now + 2.0, runner=runner))
+            requests.append(add(queue, *[9] * size, now=now, deadline=now + 2.0, runner=runner))
         while now < (arrival + 1) * size * run_s / 2 and (batch := queue.take(now)):
             late |= {item.request for item in batch if now > item.request.deadline}
             now += run_s
             finish(queue, batch)
-    assert len(admitted) * size > 1000
-    assert len(late) <= len(admitted) / 10
+    assert len(requests) * size > 1000
+    assert len(late) <= len(requests) / 10
 
 
 SECOND, TENTH = alone(1.0), alone(0.1)
@@ -284,42 +284,42 @@ def test_the_predicted_wait_of_a_text_counts_only_a_part_of_long_requests() -> N
 def test_the_next_items_of_a_request_keep_its_place() -> None:
     """Their priority counts all work that the request has done."""
     queue = new_queue()
-    explained = add(queue, 60, runner=alone(1.0))
+    explain_request = add(queue, 60, runner=alone(1.0))
     [first] = queue.take(0.0)
     before, after = add(queue, 5, now=1.4, runner=alone(0.1)), add(queue, 5, now=1.6, runner=alone(0.1))
     assert queue.finish(first, None)
-    queue.put_next(explained, [(60, "next")])
-    assert [[before], [explained], [after]] == [[item.request for item in batch] for batch in drain(queue, 2.0)]
-    queue.close(explained)
+    queue.put_next(explain_request, [(60, "next")])
+    assert [[before], [explain_request], [after]] == [[item.request for item in batch] for batch in drain(queue, 2.0)]
+    queue.close(explain_request)
 
 
 def test_long_requests_leave_a_thread_to_short_ones() -> None:
     """There, they do not join batches of short ones either. A second after the last short request, they use all threads."""
     queue, runner = new_queue(threads=2), FakeRunner(lambda rows, length: 0.02 + rows * length * 1e-6)
-    listed = add(queue, *[30] * 8, runner=runner)
-    assert [listed, listed] == [item.request for item in queue.take(0.0, long_runs=1)]
+    list_request = add(queue, *[30] * 8, runner=runner)
+    assert [list_request, list_request] == [item.request for item in queue.take(0.0, long_runs=1)]
     text = add(queue, 30, now=1.0, runner=runner)
     assert [text] == [item.request for item in queue.take(1.0, long_runs=1)]
     assert [] == queue.take(1.9, long_runs=1)
-    assert [listed, listed] == [item.request for item in queue.take(1.9)]
-    assert [listed, listed] == [item.request for item in queue.take(2.0, long_runs=1)]
+    assert [list_request, list_request] == [item.request for item in queue.take(1.9)]
+    assert [list_request, list_request] == [item.request for item in queue.take(2.0, long_runs=1)]
 
 
 def test_the_predicted_wait_of_a_long_request_leaves_a_thread_out() -> None:
     queue, runner = new_queue(threads=2), alone(1.0)
     add(queue, *[30] * 5, runner=runner)
     add(queue, 1, now=0.5, runner=runner)
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(RefusedError) as error:
         add(queue, *[30] * 2, now=1.0, deadline=7.0, runner=runner)
-    assert "deadline" == refused.value.reason
+    assert "deadline" == error.value.reason
     add(queue, *[30] * 2, now=2.0, deadline=8.0, runner=runner)
 
 
 def test_a_batch_gets_short_requests_before_long_ones() -> None:
     queue, runner = new_queue(), FakeRunner(lambda rows, length: 0.02 + rows * length * 1e-6)
-    listed = add(queue, *[30] * 6, runner=runner)
+    list_request = add(queue, *[30] * 6, runner=runner)
     text = add(queue, 20, now=0.001, runner=runner)
-    assert [listed, text] == [item.request for item in queue.take(0.001)]
+    assert [list_request, text] == [item.request for item in queue.take(0.001)]
 
 
 def test_a_request_that_is_cancelled_while_queued_uses_no_capacity() -> None:
@@ -351,7 +351,7 @@ def lines_of(call: Callable[[], object]) -> int:
 def test_a_batch_takes_time_in_proportion_to_its_items() -> None:
     """A batch of short texts has thousands, and the event loop waits for the lock of the thread that takes it."""
 
-    def taken(rows: int) -> int:
+    def count_lines(rows: int) -> int:
         queue = new_queue(max_batch_tokens=10**6)
         add(queue, *[3] * rows)
         batch: list[Item] = []
@@ -359,11 +359,11 @@ def test_a_batch_takes_time_in_proportion_to_its_items() -> None:
         assert rows == len(batch)
         return count
 
-    assert taken(1000) <= 11 * taken(100)
+    assert count_lines(1000) <= 11 * count_lines(100)
 
 
 def test_every_operation_takes_logarithmic_time() -> None:
-    def taken(waiting: int) -> dict[str, int]:
+    def count_lines(waiting: int) -> dict[str, int]:
         queue, runner = new_queue(max_queue_tokens=10**9), FakeRunner(no_fixed_cost)
         requests = [add(queue, 1 + i * 7 % 60, now=float(i), deadline=1e6, runner=runner) for i in range(waiting)]
         return {
@@ -373,7 +373,7 @@ def test_every_operation_takes_logarithmic_time() -> None:
             "take past a closed request": lines_of(lambda: queue.take(float(waiting))),
         }
 
-    few, many = taken(100), taken(3_000)
+    few, many = count_lines(100), count_lines(3_000)
     assert dict.fromkeys(few, True) == {name: many[name] <= 2 * few[name] + 20 for name in few}
 
 

@@ -18,7 +18,7 @@ from fakes import record_runs
 MASKS = (1, 3, 2, 5, 1, 1, 4, 2)
 
 
-def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, **bundle: Any) -> tuple[AppState, list[Any]]:
+def record_trims(folder: Path, monkeypatch: pytest.MonkeyPatch, **bundle: Any) -> tuple[AppState, list[Any]]:
     """Returns a service with one thread and one model, and the inputs of each run of its graph."""
     feeds: list[Any] = []
     record_runs(monkeypatch, feeds.append)
@@ -29,7 +29,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, **bundle: Any) -> tu
 
 
 async def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, feeds = recorded(tmp_path, monkeypatch, task="fill-mask")
+    service, feeds = record_trims(tmp_path, monkeypatch, task="fill-mask")
     body = {"inputs": [" ".join(["[MASK] good"] * count) for count in MASKS]}
     async with serving(service) as client:
         whole = (await client.post("/fill-mask", json=body)).json()
@@ -43,7 +43,7 @@ async def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: 
 
 
 async def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, feeds = recorded(tmp_path, monkeypatch, attention_heads=(2, 3))
+    service, feeds = record_trims(tmp_path, monkeypatch, attention_heads=(2, 3))
     body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)]}
     async with serving(service) as client:
         whole = (await client.post("/attention", json=body)).json()
@@ -67,13 +67,13 @@ def test_freed_memory_leaves_the_process_after_work() -> None:
     objects = [bytes(1000) for _ in range(200_000)]
     last = bytes(1000)
     objects.clear()
-    before, stopped = resident_bytes(), threading.Event()
-    thread = threading.Thread(target=return_freed_memory, args=(stopped,), kwargs={"interval_s": 0.01, "work_s": 0.0})
+    before, stop = resident_bytes(), threading.Event()
+    thread = threading.Thread(target=return_freed_memory, args=(stop,), kwargs={"interval_s": 0.01, "work_s": 0.0})
     thread.start()
     end = time.monotonic() + 10
     while before - resident_bytes() < 2**26 and time.monotonic() < end:
         time.sleep(0.01)
-    stopped.set()
+    stop.set()
     thread.join()
     assert last
     assert before - resident_bytes() > 2**26

@@ -14,7 +14,7 @@ from bertserve.service.errors import EngineError, ExpiredError, RefusedError, Un
 from bertserve.service.scheduling.prepare import MAX_CHARS_IN_POOL
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item
-from scheduler_harness import Harness, on_loop, play, takes
+from scheduler_harness import Harness, constant_seconds, on_loop, play
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -44,21 +44,21 @@ async def test_a_request_has_further_items_after_its_results(harness: Harness) -
 @on_loop(manual=True)
 async def test_a_failing_batch_runs_again_in_halves(harness: Harness) -> None:
     """Three halvings find the bad item among eight, and the other requests are answered."""
-    blocker = await harness.blocked()
+    blocker = await harness.block()
     harness.work.guilty = {5}
     tasks = [harness.submit(i) for i in range(8)]
     await asyncio.sleep(0)
     harness.work.gate.set()
-    ended = await asyncio.gather(*tasks, return_exceptions=True)
-    assert ["guilty: [5]"] == [str(error) for error in ended if isinstance(error, Exception)]
-    assert [0, 1, 2, 3, 4, 6, 7] == [result[0] for result in ended if isinstance(result, list)]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert ["guilty: [5]"] == [str(error) for error in outcomes if isinstance(error, Exception)]
+    assert [0, 1, 2, 3, 4, 6, 7] == [result[0] for result in outcomes if isinstance(result, list)]
     assert [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4], [5], [6, 7]] == harness.work.batches[1:]
     await blocker
 
 
 @on_loop(manual=True)
 async def test_a_cancelled_request_is_not_retried(harness: Harness) -> None:
-    blocker = await harness.blocked()
+    blocker = await harness.block()
     harness.work.guilty = {"bad"}
     stayer, leaver, bad = [harness.submit(payload) for payload in ("stayer", "leaver", "bad")]
     await asyncio.sleep(0)
@@ -95,17 +95,17 @@ async def test_a_wrong_number_of_results_is_an_error(harness: Harness) -> None:
 async def test_current_runs_count_in_the_predicted_wait(harness: Harness) -> None:
     """If all threads are busy for longer than the deadline, a request is refused although the queue is empty."""
     harness.work.gate.clear()
-    long = harness.submit("long", runner=harness.runs(seconds=takes(8.0)))
+    long = harness.submit("long", runner=harness.runs(seconds=constant_seconds(8.0)))
     await asyncio.sleep(0)
     await asyncio.to_thread(harness.work.started.acquire)
     harness.clock.now += 1.0
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(RefusedError) as error:
         harness.scheduler.check_arrival(5.0)
-    assert "deadline" == refused.value.reason
-    harness.clock.now += 0.9 * refused.value.retry_after_s
+    assert "deadline" == error.value.reason
+    harness.clock.now += 0.9 * error.value.retry_after_s
     with pytest.raises(RefusedError):
         harness.scheduler.check_arrival(5.0)
-    harness.clock.now += 0.1 * refused.value.retry_after_s + 0.001
+    harness.clock.now += 0.1 * error.value.retry_after_s + 0.001
     harness.scheduler.check_arrival(5.0)
     harness.work.gate.set()
     await long
@@ -114,12 +114,12 @@ async def test_current_runs_count_in_the_predicted_wait(harness: Harness) -> Non
 @on_loop(manual=True, max_queue_tokens=100)
 async def test_a_full_queue_counts_current_runs_in_the_time_to_retry(harness: Harness) -> None:
     harness.work.gate.clear()
-    running = harness.submit("running", runner=harness.runs(seconds=takes(8.0)), tokens=60)
+    running = harness.submit("running", runner=harness.runs(seconds=constant_seconds(8.0)), tokens=60)
     await asyncio.sleep(0)
     await asyncio.to_thread(harness.work.started.acquire)
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(RefusedError) as error:
         await harness.run("text", tokens=60, timeout_s=100.0)
-    assert ("queue_full", 8.0) == (refused.value.reason, refused.value.retry_after_s)
+    assert ("queue_full", 8.0) == (error.value.reason, error.value.retry_after_s)
     harness.work.gate.set()
     await running
 
@@ -132,11 +132,11 @@ class Text:
 
 @on_loop()
 async def test_an_answered_request_keeps_no_payloads_or_results(harness: Harness) -> None:
-    kept = weakref.WeakSet[Text]()
+    alive = weakref.WeakSet[Text]()
 
     def finish(results: Sequence[Any]) -> Text:
         answer = Text()
-        kept.update([*results, answer])
+        alive.update([*results, answer])
         answer.results = results
         return answer
 
@@ -144,33 +144,33 @@ async def test_an_answered_request_keeps_no_payloads_or_results(harness: Harness
     harness.work.batches.clear()
     await harness.run("next")  # an inference thread keeps its last batch
     gc.collect()
-    assert 0 == len(kept)
+    assert 0 == len(alive)
 
 
 @on_loop(max_queue_tokens=100_000)
 async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(harness: Harness) -> None:
-    kept, alone = weakref.WeakSet[Text](), harness.runs(shares_batches=False)
-    blocker = await harness.blocked()
+    alive, alone = weakref.WeakSet[Text](), harness.runs(shares_batches=False)
+    blocker = await harness.block()
     texts = [[Text() for _ in range(1 + i % 3)] for i in range(1000)]
-    kept.update(text for some in texts for text in some)
-    queued = [harness.submit(*some, runner=[alone, harness.runner][i % 2], tokens=1 + i % 60) for i, some in enumerate(texts)]
+    alive.update(text for some in texts for text in some)
+    tasks = [harness.submit(*some, runner=[alone, harness.runner][i % 2], tokens=1 + i % 60) for i, some in enumerate(texts)]
     await asyncio.sleep(0)
-    assert len(kept) == harness.queue.queue_items
-    for task in queued:
+    assert len(alive) == harness.queue.queue_items
+    for task in tasks:
         task.cancel()
-    ended = await asyncio.gather(*queued, return_exceptions=True)
-    assert [asyncio.CancelledError] * 1000 == [type(error) for error in ended]
-    del texts, queued, ended, task
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [asyncio.CancelledError] * 1000 == [type(error) for error in outcomes]
+    del texts, tasks, outcomes, task
     await asyncio.sleep(0)  # the current step of the event loop holds the tasks
     gc.collect()
-    assert (0, 0) == (harness.queue.queue_items, len(kept))
+    assert (0, 0) == (harness.queue.queue_items, len(alive))
     harness.work.gate.set()
     assert ["blocker"] == await blocker
 
 
 @on_loop()
 async def test_a_request_expires_only_while_an_item_waits(harness: Harness) -> None:
-    blocker = await harness.blocked()
+    blocker = await harness.block()
     late = harness.submit("late", timeout_s=0.05)
     with pytest.raises(ExpiredError):
         await late
@@ -197,7 +197,7 @@ async def test_a_request_expires_between_two_runs(harness: Harness) -> None:
 
 @on_loop()
 async def test_stop_answers_admitted_requests_and_refuses_new_ones(harness: Harness) -> None:
-    blocker = await harness.blocked()
+    blocker = await harness.block()
     waiting = harness.submit("waiting")
     await asyncio.sleep(0)
     stopping = asyncio.ensure_future(harness.scheduler.stop(10))
@@ -223,7 +223,7 @@ class Broken(RequestQueue):
 
 @on_loop(threads=2, queue=Broken)
 async def test_a_dead_thread_ends_readiness_and_fails_all_requests(harness: Harness) -> None:
-    blocker = await harness.blocked()
+    blocker = await harness.block()
     harness.queue.broken = True
     errors = await asyncio.gather(harness.submit("x"), blocker, harness.submit("later"), return_exceptions=True)
     assert all(isinstance(error, UnavailableError) for error in errors)
@@ -246,16 +246,16 @@ FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", ["run", "finish"])
 def test_an_error_of_a_request_does_not_affect_its_batch_mates(fault: str, place: str) -> None:
-    raised, expected, message = FAULTS[fault]
+    fault_error, expected, message = FAULTS[fault]
 
     async def check(harness: Harness) -> None:
         def fails(values: Sequence[Any], here: str) -> list[Any]:
             if place == here and "bad" in values:
-                raise raised
+                raise fault_error
             return list(values)
 
         runner = harness.runs(lambda payloads: fails(payloads, "run"))
-        blocker = await harness.blocked()
+        blocker = await harness.block()
         tasks = {
             payload: harness.submit(payload, runner=runner, finish=lambda results: fails(results, "finish"))
             for payload in ("good", "bad", "fine", "well")
@@ -286,14 +286,14 @@ async def test_stop_waits_for_requests_that_are_tokenized(harness: Harness) -> N
 
 @on_loop()
 async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: Harness) -> None:
-    started, gate = threading.Event(), threading.Event()
+    start, gate = threading.Event(), threading.Event()
 
     def tokenize() -> None:
-        started.set()
+        start.set()
         assert gate.wait(20)
 
     running, waiting = (harness.submit("x", tokenize=tokenize) for _ in range(2))
-    await asyncio.to_thread(started.wait)
+    await asyncio.to_thread(start.wait)
     await harness.scheduler.stop(0.0)
     gate.set()
     for task in (running, waiting):
@@ -303,14 +303,14 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
 
 @on_loop()
 async def test_a_call_of_the_prepare_pool_counts_until_it_ends(harness: Harness) -> None:
-    started, gate, pool = threading.Event(), threading.Event(), harness.scheduler.prepare
+    start, gate, pool = threading.Event(), threading.Event(), harness.scheduler.prepare
 
     def tokenize() -> None:
-        started.set()
+        start.set()
         assert gate.wait(20)
 
     running, waiting = (asyncio.ensure_future(pool.run(tokenize, MAX_CHARS_IN_POOL // 2)) for _ in range(2))
-    await asyncio.to_thread(started.wait)
+    await asyncio.to_thread(start.wait)
     for caller in (running, waiting):
         caller.cancel()
     await asyncio.wait([running, waiting])
@@ -334,18 +334,18 @@ async def test_a_result_is_never_set_twice(harness: Harness) -> None:
     results = await asyncio.gather(leave(), *tasks, return_exceptions=True)
     kinds = {type(result) for result in results[1:]}
     assert kinds <= {list, asyncio.CancelledError, ExpiredError, EngineError, RefusedError}
-    answered = [(i, result) for i, result in enumerate(results[1:]) if isinstance(result, list)]
-    assert [(i, [i, i + 1000]) for i, _ in answered] == answered
+    answers = [(i, result) for i, result in enumerate(results[1:]) if isinstance(result, list)]
+    assert [(i, [i, i + 1000]) for i, _ in answers] == answers
     assert harness.scheduler.ready
 
 
 @on_loop(threads=2, multi_threads=2, manual=True)
 async def test_a_run_is_multi_threaded_only_without_other_work(harness: Harness) -> None:
     """It is if no other work runs, waits or has run recently."""
-    ran: list[Any] = []
+    multi_threaded_payloads: list[Any] = []
 
     def multi_threaded(payloads: Sequence[Any]) -> Sequence[Any]:
-        ran.extend(payloads)
+        multi_threaded_payloads.extend(payloads)
         return payloads
 
     runner, alone = (harness.runs(run_multi_threaded=multi_threaded, shares_batches=shares) for shares in (True, False))
@@ -356,19 +356,19 @@ async def test_a_run_is_multi_threaded_only_without_other_work(harness: Harness)
     await asyncio.to_thread(harness.scheduler.on_each_thread, [])  # a thread can still be behind its last run
     harness.clock.now += 0.1
     await harness.run("later", runner=runner)
-    assert ["lone", "later"] == ran
-    blocker = await harness.blocked()
+    assert ["lone", "later"] == multi_threaded_payloads
+    blocker = await harness.block()
     beside = harness.submit("beside", runner=runner)
     await asyncio.to_thread(harness.work.started.acquire)
     harness.work.gate.set()
     await asyncio.gather(blocker, beside)
-    assert ["lone", "later"] == ran
+    assert ["lone", "later"] == multi_threaded_payloads
 
 
 @on_loop(threads=2)
 async def test_a_decoder_delays_neither_its_batch_mates_nor_the_next_items_of_others(harness: Harness) -> None:
     decoder = threading.Event()
-    blockers = [await harness.blocked(), await harness.blocked()]
+    blockers = [await harness.block(), await harness.block()]
     first = harness.submit("first", then=["second"])
     slow = harness.submit("slow", finish=lambda results: decoder.wait(20) and list(results))
     await asyncio.sleep(0)
@@ -383,21 +383,21 @@ async def test_a_decoder_delays_neither_its_batch_mates_nor_the_next_items_of_ot
 
 @on_loop(threads=2, manual=True)
 async def test_a_thread_stays_free_for_new_requests(harness: Harness) -> None:
-    blocker = await harness.blocked()
-    listed = harness.submit("a", "b", "c", runner=harness.runs(seconds=takes(1000.0), shares_batches=False))
+    blocker = await harness.block()
+    list_task = harness.submit("a", "b", "c", runner=harness.runs(seconds=constant_seconds(1000.0), shares_batches=False))
     await asyncio.to_thread(harness.work.started.acquire)
     await harness.work.let_one_pass()  # both runs end, and one thread takes the second text
     text = harness.submit("text", timeout_s=3600.0)  # the runs that cost 1,000 s may not have ended yet
     await asyncio.to_thread(harness.work.started.acquire)
     assert 1 == harness.queue.queue_items
     harness.work.gate.set()
-    assert [["blocker"], ["text"], ["a", "b", "c"]] == [await blocker, await text, await listed]
+    assert [["blocker"], ["text"], ["a", "b", "c"]] == [await blocker, await text, await list_task]
 
 
 @on_loop(threads=2)
 async def test_a_list_continues_on_its_thread_if_no_other_request_arrives(harness: Harness) -> None:
     """The thread that ran an item takes the next one, while the other thread stays busy."""
-    blocker = await harness.blocked()
-    assert ["a", "b", "c"] == await harness.run("a", "b", "c", runner=harness.runs(list, takes(0.05), shares_batches=False))
+    blocker = await harness.block()
+    assert ["a", "b", "c"] == await harness.run("a", "b", "c", runner=harness.runs(list, constant_seconds(0.05), shares_batches=False))
     harness.work.gate.set()
     assert ["blocker"] == await blocker

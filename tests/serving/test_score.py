@@ -25,7 +25,7 @@ from scored import TEXTS, read_lines, run, write_lines
 pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 
 
-def served(models: Path, path: str, body: dict[str, Any]) -> Any:
+def answer_of(models: Path, path: str, body: dict[str, Any]) -> Any:
     async def ask(client: httpx.AsyncClient) -> Any:
         return (await client.post(path, json=body)).json()
 
@@ -53,7 +53,7 @@ def test_the_best_label_has_its_own_columns(models: Path, tmp_path: Path) -> Non
     whole, flat = cells("--parameters", '{"top_k": 9}'), cells()
     assert ["label", "text", "prediction_label", "prediction_score", "warnings"] == list(flat[0])
     best = [json.loads(row["prediction"])[0] for row in whole]
-    assert [(each["label"], each["score"]) for each in best] == [(row["prediction_label"], float(row["prediction_score"])) for row in flat]
+    assert [(item["label"], item["score"]) for item in best] == [(row["prediction_label"], float(row["prediction_score"])) for row in flat]
     assert {"p_label", "p_score"} < set(cells("--prediction-column", "p")[0])
     assert 2 == len(json.loads(cells("--parameters", '{"top_k": 2}')[0]["prediction"]))
     for name in ("prediction_label", "prediction_score"):
@@ -90,8 +90,8 @@ def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) ->
     tiny.bundle(tmp_path, task="feature-extraction")
     source = write_lines(tmp_path / "in.jsonl", [{"source_sentence": "good", "sentences": '"My secret"'}])
     assert 3 == run(tmp_path, source, tmp_path / "out.jsonl", "--task", "similarity")
-    [rejected] = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
-    assert "`sentences`" in rejected["error"] and "secret" not in rejected["error"]
+    [rejections] = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
+    assert "`sentences`" in rejections["error"] and "secret" not in rejections["error"]
 
 
 def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Path) -> None:
@@ -115,14 +115,14 @@ def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: 
 
     assert 0 == run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}')
 
-    found = (tmp_path / "out.jsonl").read_text().splitlines()
-    expected = served(models, "/classify", {"inputs": TEXTS, "parameters": {"top_k": 2}})
-    assert [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)] == [line.split(',"prediction"')[0] for line in found]
-    assert [[each["label"] for each in answer] for answer in expected] == [
-        [each["label"] for each in json.loads(line)["prediction"]] for line in found
+    actual = (tmp_path / "out.jsonl").read_text().splitlines()
+    expected = answer_of(models, "/classify", {"inputs": TEXTS, "parameters": {"top_k": 2}})
+    assert [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)] == [line.split(',"prediction"')[0] for line in actual]
+    assert [[item["label"] for item in answer] for answer in expected] == [
+        [item["label"] for item in json.loads(line)["prediction"]] for line in actual
     ]
     assert [answer[0]["score"] for answer in expected] == pytest.approx(
-        [json.loads(line)["prediction"][0]["score"] for line in found], abs=1e-6
+        [json.loads(line)["prediction"][0]["score"] for line in actual], abs=1e-6
     )
     assert ["in.jsonl", "models", "out.jsonl"] == sorted(os.listdir(tmp_path))
 
@@ -180,16 +180,16 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
 
     assert 0 == run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path)
 
-    expected = served(tmp_path / "models", f"/{TASKS[task].path}", body)
+    expected = answer_of(tmp_path / "models", f"/{TASKS[task].path}", body)
     expected = expected[0] if TASKS[task].body.always_list else expected
     if suffix == "jsonl":
-        found = read_lines(output)[0]["prediction"]
+        actual = read_lines(output)[0]["prediction"]
     elif suffix == "parquet":
-        found = without_nulls(pq.read_table(output).to_pylist()[0]["prediction"])
+        actual = without_nulls(pq.read_table(output).to_pylist()[0]["prediction"])
     else:
         with output.open(newline="") as file:
-            found = json.loads(next(csv.DictReader(file))["prediction"])
-    assert_same(expected, found)
+            actual = json.loads(next(csv.DictReader(file))["prediction"])
+    assert_same(expected, actual)
 
 
 def without_nulls(value: Any) -> Any:
@@ -204,9 +204,9 @@ def test_a_setting_without_effect_is_refused(
     models: Path, tmp_path: Path, flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         run(models, source, tmp_path / "out.jsonl", *flag)
-    assert 2 == stopped.value.code
+    assert 2 == exit_info.value.code
     assert f"unknown argument `{flag[0]}`" in capsys.readouterr().err
     monkeypatch.setenv("BERT_SERVE_PORT", "1")
     assert 0 == run(models, source, tmp_path / "out.jsonl")
@@ -246,12 +246,12 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
 
     assert 3 == run(models, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags)
 
-    rejected = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
-    assert [(2 * i + 1, 4 * i + 1) for i in range(len(BAD))] == [(row["row"], row["line"]) for row in rejected]
-    assert [] == [(words, row["error"]) for (_, words), row in zip(BAD, rejected, strict=True) if words not in row["error"]]
+    rejections = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
+    assert [(2 * i + 1, 4 * i + 1) for i in range(len(BAD))] == [(row["row"], row["line"]) for row in rejections]
+    assert [] == [(words, row["error"]) for (_, words), row in zip(BAD, rejections, strict=True) if words not in row["error"]]
     assert len(BAD) == len(read_lines(tmp_path / "out.jsonl"))
-    assert f"{len(BAD)} rejected" in (printed := capsys.readouterr().err)
-    assert f"row 1: {rejected[0]['error']}" in printed
+    assert f"{len(BAD)} rejected" in (output := capsys.readouterr().err)
+    assert f"row 1: {rejections[0]['error']}" in output
 
 
 @pytest.mark.parametrize(
@@ -287,13 +287,13 @@ def test_csv_rows_with_too_many_fields_or_invalid_bytes_are_rejected(models: Pat
     output = tmp_path / f"out.{suffix}"
     assert 3 == run(models, tmp_path / "in.csv", output)
     if suffix == "parquet":
-        found = pq.read_table(output).to_pylist()
+        actual = pq.read_table(output).to_pylist()
     else:
         with output.open(newline="") as file:
-            found = list(csv.DictReader(file))
-    assert [("1", 'good,\n"film"'), ("4", "bad")] == [(row["id"], row["text"]) for row in found]
-    rejected = [(row["row"], row["line"]) for row in read_lines(tmp_path / f"out.{suffix}.rejected.jsonl")]
-    assert [(2, 4), (3, 5)] == rejected
+            actual = list(csv.DictReader(file))
+    assert [("1", 'good,\n"film"'), ("4", "bad")] == [(row["id"], row["text"]) for row in actual]
+    rejections = [(row["row"], row["line"]) for row in read_lines(tmp_path / f"out.{suffix}.rejected.jsonl")]
+    assert [(2, 4), (3, 5)] == rejections
 
 
 def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,9 +304,9 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
 
     assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
 
-    found = pq.read_table(tmp_path / "out.parquet")
-    assert table.cast(pa.schema([found.schema.field(name) for name in table.column_names])).equals(found.select(table.column_names))
-    assert "list<element: struct<label: string, score: double>>" == str(found.schema.field("prediction").type)
+    actual = pq.read_table(tmp_path / "out.parquet")
+    assert table.cast(pa.schema([actual.schema.field(name) for name in table.column_names])).equals(actual.select(table.column_names))
+    assert "list<element: struct<label: string, score: double>>" == str(actual.schema.field("prediction").type)
     assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=txt")
     assert "did you mean `text`?" in capsys.readouterr().err
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
@@ -507,12 +507,12 @@ def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: P
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         arguments = {"model": str(models / "tiny"), "columns": {"text": "review"}}
-        scored = read_parquet(str(tmp_path / "in")).map_batches(Scorer, fn_constructor_kwargs=arguments, concurrency=1).take_all()
+        predictions = read_parquet(str(tmp_path / "in")).map_batches(Scorer, fn_constructor_kwargs=arguments, concurrency=1).take_all()
         assert 0 == run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local")
         assert 1 == run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local")
     finally:
         ray.shutdown()
-    for found in (scored, pq.read_table(tmp_path / "out").to_pylist()):
-        by_id = {row["id"]: row for row in found}
+    for actual in (predictions, pq.read_table(tmp_path / "out").to_pylist()):
+        by_id = {row["id"]: row for row in actual}
         assert {100, 101, 102} == {key for key, row in by_id.items() if row["error"] is not None and row["prediction"] is None}
         assert_same(expected, {key: {name: by_id[key][name] for name in expected[key]} for key in expected})

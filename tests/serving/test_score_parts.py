@@ -33,12 +33,12 @@ def before_each_write(action: Callable[[int], Any]) -> Iterator[None]:
     """Calls an action with the index of each part before the part is written."""
     write = Parts.write
 
-    def written(self: Parts, index: int, *args: Any) -> None:
+    def act_and_write(self: Parts, index: int, *args: Any) -> None:
         action(index)
         write(self, index, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "write", written)
+        patch.setattr(Parts, "write", act_and_write)
         yield
 
 
@@ -62,14 +62,14 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
         source.write_text("".join(f"{text}\n" for text in ("text", *(row["text"] for row in rows))))
     else:
         write_lines(source, rows)
-    rejected = tmp_path / f"{output.name}.rejected.jsonl"
+    rejections_file = tmp_path / f"{output.name}.rejected.jsonl"
     limit = ("--max-chars", "200")
     assert 3 == run(models, source, output, *limit)
-    expected = [output.read_bytes(), rejected.read_bytes()]
+    expected = [output.read_bytes(), rejections_file.read_bytes()]
     count, last = 0, 10**6
 
-    def counted(call: Any) -> Any:
-        def replaced(*args: Any, **options: Any) -> Any:
+    def count_call(call: Any) -> Any:
+        def count_and_call(*args: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
             if count == last:
@@ -78,17 +78,17 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
                 raise Killed
             return call(*args, **options)
 
-        return replaced
+        return count_and_call
 
     write_bytes = Path.write_bytes
-    monkeypatch.setattr(Path, "write_bytes", counted(write_bytes))
+    monkeypatch.setattr(Path, "write_bytes", count_call(write_bytes))
     for name in ("fsync", "replace", "unlink", "rmdir"):
-        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+        monkeypatch.setattr(os, name, count_call(getattr(os, name)))
     points = 0
     for last in range(1, 100, step):
         count = -(10**6)
         output.unlink()
-        rejected.unlink()
+        rejections_file.unlink()
         count = 0
         try:
             run(models, source, output, *limit, "--threads", "1")
@@ -98,8 +98,8 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
         points += 1
         if any(tmp_path.glob("*.parts-*")) or not output.exists():  # otherwise the kill came after the end
             assert 3 == run(models, source, output, *limit, "--threads", "3", "--device-id", "1")
-        assert expected == [output.read_bytes(), rejected.read_bytes()], last
-        assert {source.name, "models", output.name, rejected.name} == set(os.listdir(tmp_path)), last
+        assert expected == [output.read_bytes(), rejections_file.read_bytes()], last
+        assert {source.name, "models", output.name, rejections_file.name} == set(os.listdir(tmp_path)), last
     assert points > 4
 
 
@@ -266,13 +266,13 @@ def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkey
     class Output(np.ndarray):
         """An array with weak references."""
 
-    def counted(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
+    def count_call(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
         rows = [{name: values.view(Output) for name, values in row.items()} for row in execute(self, encodings)]
         references.extend(weakref.ref(values) for row in rows for values in row.values())
         alive.append(sum(reference() is not None for reference in references))
         return rows
 
-    monkeypatch.setattr(OnnxEngine, "run", counted)
+    monkeypatch.setattr(OnnxEngine, "run", count_call)
     monkeypatch.setattr(predictor, "BLOCK_ROWS", 64)
     source = write_lines(tmp_path / "in.jsonl", [{"text": "a [MASK] film" + " good" * (index % 20)} for index in range(64)])
     assert 0 == run(tmp_path / "models", source, tmp_path / "out.jsonl", "--threads", "1", "--max-batch-tokens", "64")
@@ -282,12 +282,12 @@ def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkey
 def test_only_the_row_that_the_graph_cannot_score_is_rejected(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     execute = OnnxEngine.run
 
-    def failing(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
+    def fail(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
         if any(len(encoding) == 7 for encoding in encodings):
             raise EngineError("the graph failed.")
         return execute(self, encodings)
 
-    monkeypatch.setattr(OnnxEngine, "run", failing)
+    monkeypatch.setattr(OnnxEngine, "run", fail)
     texts = ["good", "a good bad film very", "bad film", "good book the"]
     source = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts])
     assert 3 == run(models, source, tmp_path / "out.jsonl")

@@ -12,16 +12,16 @@ from bertserve.service.settings import Settings, parse
 
 
 def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         parse(Settings, ["--help"])
-    assert 0 == stopped.value.code
+    assert 0 == exit_info.value.code
     page = capsys.readouterr().out
     assert [] == [name for name in Settings.model_fields if f"--{name.replace('_', '-')}" not in page]
     assert [] == [python for python in ("tuple[", "Path(", "None", "()", " str]", " int]") if python in page]
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "value"),
+    ("name", "text", "value"),
     [
         ("port", "0", 0),
         ("models", "elsewhere", (Path("elsewhere"),)),
@@ -30,9 +30,9 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
         ("default", "classify=a,text-classification=b", {"classify": "a", "text-classification": "b"}),
     ],
 )
-def test_a_flag_and_its_variable_set_the_same_value(name: str, given: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert getattr(parse(Settings, [f"--{name.replace('_', '-')}", given]), name) == value
-    monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", given)
+def test_a_flag_and_its_variable_set_the_same_value(name: str, text: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert getattr(parse(Settings, [f"--{name.replace('_', '-')}", text]), name) == value
+    monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", text)
     assert getattr(parse(Settings, []), name) == value
 
 
@@ -84,9 +84,9 @@ def test_variables_of_a_kubernetes_service_are_not_settings(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("flag", "near"), [("--prot", "--port"), ("--prot=1", "--port"), ("--no-acess-log", "--no-access-log")])
 def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         parse(Settings, [flag])
-    assert 2 == stopped.value.code
+    assert 2 == exit_info.value.code
     assert f"did you mean {near}" in capsys.readouterr().err
 
 
@@ -103,9 +103,9 @@ def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: s
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(flags: str, names: tuple[str, ...]) -> None:
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as error:
         parse(Settings, flags.split())
-    assert [] == [name for name in names if name not in refused.value.message]
+    assert [] == [name for name in names if name not in error.value.message]
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_settings_that_contradict_each_other_are_refused(flags: str, names: tupl
     ],
 )
 def test_a_value_out_of_range_or_of_a_wrong_form_is_refused(flag: str, value: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as error:
         parse(Settings, [f"{flag}={value}"])
-    assert refused.value.message.startswith(f"{flag} (or BERT_SERVE_{flag[2:].upper().replace('-', '_')}) is `{value}`: ")
+    assert error.value.message.startswith(f"{flag} (or BERT_SERVE_{flag[2:].upper().replace('-', '_')}) is `{value}`: ")
 
 
 FILE = """
@@ -159,7 +159,7 @@ def settings_file(tmp_path: Path) -> Path:
     return path
 
 
-def refused(path: Path, text: str | bytes, *flags: str) -> str:
+def config_error(path: Path, text: str | bytes, *flags: str) -> str:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SettingsError) as error:
         parse(Settings, ["--config", str(path), *flags])
@@ -167,7 +167,7 @@ def refused(path: Path, text: str | bytes, *flags: str) -> str:
 
 
 def test_settings_are_read_from_the_file(file: Path) -> None:
-    read = parse(Settings, ["--config", str(file)])
+    settings = parse(Settings, ["--config", str(file)])
 
     expected = {
         "config": file,
@@ -181,15 +181,15 @@ def test_settings_are_read_from_the_file(file: Path) -> None:
         "model": ("org/model",),
         "default": {"classify": "a", "ner": "b"},
     }
-    assert expected == {name: getattr(read, name) for name in read.model_fields_set}
+    assert expected == {name: getattr(settings, name) for name in settings.model_fields_set}
 
 
 def test_flags_and_variables_override_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_SERVE_CONFIG", str(file))
     monkeypatch.setenv("BERT_SERVE_PORT", "1")
-    read = parse(Settings, ["--models", "c"])
+    settings = parse(Settings, ["--models", "c"])
 
-    assert (1, (Path("c"),), True) == (read.port, read.models, read.access_log)
+    assert (1, (Path("c"),), True) == (settings.port, settings.models, settings.access_log)
     assert 2 == parse(Settings, ["--port", "2"]).port
 
 
@@ -213,7 +213,7 @@ def test_commands_read_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_an_unknown_key_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    assert words in refused(tmp_path / "f", text)
+    assert words in config_error(tmp_path / "f", text)
 
 
 @pytest.mark.parametrize(
@@ -222,13 +222,13 @@ def test_an_unknown_key_is_refused(tmp_path: Path, text: str, words: str) -> Non
 )
 def test_an_invalid_value_is_refused(tmp_path: Path, text: str) -> None:
     name = text.partition(" = ")[0]
-    assert f"`{name}` in the file of --config is" in refused(tmp_path / "f", text)
-    assert f"--{name} (or " in refused(tmp_path / "f", text, "--port", "x") or name != "port"
+    assert f"`{name}` in the file of --config is" in config_error(tmp_path / "f", text)
+    assert f"--{name} (or " in config_error(tmp_path / "f", text, "--port", "x") or name != "port"
 
 
 @pytest.mark.parametrize("text", ["port = ", "port: 1", "[", b"\xff\xfe", "port = 1\nport = 2"])
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str | bytes) -> None:
-    assert "TOML" in refused(tmp_path / "f", text)
+    assert "TOML" in config_error(tmp_path / "f", text)
 
 
 @pytest.mark.parametrize("name", ["none", "."])

@@ -40,7 +40,7 @@ def encoding(length: int, masks: tuple[int, ...] = ()) -> Encoding:
     return Encoding(ids, np.zeros(length, dtype=np.int64), masks=masks)
 
 
-def planned(path: Path, plan: ShapePlan | None, side: str = "right") -> OnnxEngine:
+def planned_engine(path: Path, plan: ShapePlan | None, side: str = "right") -> OnnxEngine:
     """Returns an engine on a tiny bundle's graph with a shape plan."""
     graph = files.load_bundle(path).manifest.graphs[0].model_copy(update={"shapes": plan})
     return OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)
@@ -74,7 +74,7 @@ def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, Any], reaso
         ShapePlan.model_validate(fields)
 
 
-def edited(path: Path, **changes: Any) -> Path:
+def edit_graph(path: Path, **changes: Any) -> Path:
     """Changes fields of the graph's entry in a bundle's manifest and returns the bundle's path."""
     return tiny.edit(path, lambda fields: fields["graphs"][0].update(changes))
 
@@ -88,7 +88,7 @@ def edited(path: Path, **changes: Any) -> Path:
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(files.BundleError, match=reason):
-        files.load_bundle(edited(tiny.bundle(tmp_path), **changes))
+        files.load_bundle(edit_graph(tiny.bundle(tmp_path), **changes))
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(32, 64))
@@ -117,12 +117,12 @@ def test_a_row_in_a_batch_equals_the_row_alone(tmp_path: Path, monkeypatch: pyte
     """The batches have texts of mixed lengths, which are padded to the longest text or to a planned shape."""
     path = tiny.bundle(tmp_path, task=task)
     masks = task == "fill-mask"
-    exact, feeds = planned(path, None, side), list[Any]()
+    exact, feeds = planned_engine(path, None, side), list[Any]()
     record_runs(monkeypatch, feeds.append)
-    made = planned(path, None if shapes == "exact" else MASKED if masks else PLAN, side)
+    engine = planned_engine(path, None if shapes == "exact" else MASKED if masks else PLAN, side)
     texts = [encoding(n, (1,) + ((2, n - 2) if n > 6 else ()) if masks else ()) for n in (3, 5, 8, 9, 16, 17, 32, 4, 4, 4, 31)]
     for size in range(1, len(texts) + 1):
-        rows = made.run(texts[:size])
+        rows = engine.run(texts[:size])
 
         assert size == len(rows)
         for text, row in zip(texts, rows, strict=False):
@@ -147,8 +147,8 @@ def test_row_lengths_are_an_input(tmp_path: Path) -> None:
         helper.make_node("Unsqueeze", ["floats", "last"], ["logits"]),
     ]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", 1])]
-    made = helper.make_graph(nodes, "lengths", inputs, outputs, [numpy_helper.from_array(np.array([1]), "last")])
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(tmp_path / "graph.onnx"))
+    proto = helper.make_graph(nodes, "lengths", inputs, outputs, [numpy_helper.from_array(np.array([1]), "last")])
+    onnx.save(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(tmp_path / "graph.onnx"))
     specs = (InputSpec(name="input_ids", fill="token_ids", dtype="int32"), InputSpec(name="lengths", fill="lengths", dtype="int32"))
     graph = files.load_bundle(tiny.bundle(tmp_path)).manifest.graphs[0].model_copy(update={"inputs": specs, "shapes": PLAN})
     engine = OnnxEngine(tmp_path / "graph.onnx", graph, pad_id=7, padding_side="right")
@@ -184,11 +184,11 @@ def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[t
 def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:
     plan = PLAN.model_dump(mode="json")
     exact = answers(tiny.bundle(tmp_path / "exact").parent, 64)
-    said, shapes, warm = answers(edited(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)
+    answer, shapes, warm = answers(edit_graph(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)
 
-    allowed = set(PLAN.within(40).all_shapes)
-    assert allowed == warm
-    assert shapes <= allowed
+    shapes_of_plan = set(PLAN.within(40).all_shapes)
+    assert shapes_of_plan == warm
+    assert shapes <= shapes_of_plan
     assert len(shapes) > 2
     assert not exact[1] <= SHAPES
-    assert_same(exact[0], said)
+    assert_same(exact[0], answer)

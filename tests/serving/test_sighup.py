@@ -21,37 +21,37 @@ AUTHORITY = trustme.CA()
 BODY = {"inputs": "good"}
 
 
-def certified(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
+def certificate_files(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
     """Writes a certificate for a name and its private key, and returns their paths."""
-    made = AUTHORITY.issue_cert(name, "127.0.0.1")
-    made.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-    made.private_key_pem.write_to_path(str(folder / "key.pem"))
+    certificate = AUTHORITY.issue_cert(name, "127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
     return folder / "cert.pem", folder / "key.pem"
 
 
-def statuses(served: ServeProcess, key: str, path: str = "/models/tiny") -> set[int]:
+def statuses(server: ServeProcess, key: str, path: str = "/models/tiny") -> set[int]:
     """Returns the statuses of requests on separate connections, so that all workers get some."""
     headers = {"authorization": f"Bearer {key}", "connection": "close"}
-    return {httpx.post(served.url + path, json=BODY, headers=headers, trust_env=False).status_code for _ in range(6)}
+    return {httpx.post(server.url + path, json=BODY, headers=headers, trust_env=False).status_code for _ in range(6)}
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full_grid), 2])
 def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, workers: int) -> None:
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", str(workers), "--threads", str(workers), "--api-key-file", str(tmp_path / "keys"))
-    with running(models, tmp_path / "log", *flags) as served:
-        assert {200} == statuses(served, "one")
+    with running(models, tmp_path / "log", *flags) as server:
+        assert {200} == statuses(server, "one")
         (tmp_path / "keys").write_text("two")
         shutil.rmtree(models / "tiny")
         tiny.bundle(models, "other")
-        served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: served.log.read_text().count("the model tiny is unloaded") == workers)
-        assert [{200}, {404}] == [statuses(served, "two", path) for path in ("/models/other", "/models/tiny")]
-        assert {401} == statuses(served, "one")
-        served.process.send_signal(signal.SIGHUP)
-        assert {200} == statuses(served, "two", "/models/other")
-        assert served.process.poll() is None
-    assert "Traceback" not in served.log.read_text()
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.log.read_text().count("the model tiny is unloaded") == workers)
+        assert [{200}, {404}] == [statuses(server, "two", path) for path in ("/models/other", "/models/tiny")]
+        assert {401} == statuses(server, "one")
+        server.process.send_signal(signal.SIGHUP)
+        assert {200} == statuses(server, "two", "/models/other")
+        assert server.process.poll() is None
+    assert "Traceback" not in server.log.read_text()
 
 
 CHANGED = f"""
@@ -74,65 +74,65 @@ serve.check_start = changed
 def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path: Path, workers: str) -> None:
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", workers, "--threads", workers, "--api-key-file", str(tmp_path / "keys"))
-    with running(models, tmp_path / "log", *flags, program=CHANGED) as served:
-        assert ({401}, {200}) == (statuses(served, "one"), statuses(served, "two"))
+    with running(models, tmp_path / "log", *flags, program=CHANGED) as server:
+        assert ({401}, {200}) == (statuses(server, "one"), statuses(server, "two"))
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.full_grid)])
 def test_the_service_supports_tls(models: Path, tmp_path: Path, workers: str) -> None:
-    chain, key = certified(tmp_path)
+    chain, key = certificate_files(tmp_path)
     context = ssl.create_default_context()
     AUTHORITY.configure_trust(context)
     flags = ("--workers", workers, "--threads", workers)
-    with running(models, tmp_path / "log", "--tls-cert", str(chain), "--tls-key", str(key), *flags) as served:
-        assert served.url.startswith("https://")
-        with httpx.Client(base_url=served.url, verify=context, trust_env=False) as client:
+    with running(models, tmp_path / "log", "--tls-cert", str(chain), "--tls-key", str(key), *flags) as server:
+        assert server.url.startswith("https://")
+        with httpx.Client(base_url=server.url, verify=context, trust_env=False) as client:
             assert 200 == client.post("/classify", json=BODY).status_code
             assert 200 == client.post("/classify", json={"inputs": ["good"] * 400}).status_code
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(served.url, verify=ssl.create_default_context(), trust_env=False)
+            httpx.get(server.url, verify=ssl.create_default_context(), trust_env=False)
         with pytest.raises(httpx.TransportError):
-            httpx.get(served.url.replace("https", "http"), trust_env=False)
-    assert "Traceback" not in served.log.read_text()
+            httpx.get(server.url.replace("https", "http"), trust_env=False)
+    assert "Traceback" not in server.log.read_text()
 
 
-def certificate_of(served: ServeProcess) -> str:
+def certificate_of(server: ServeProcess) -> str:
     """Returns the certificate that a new connection gets."""
-    return ssl.get_server_certificate(served.address)
+    return ssl.get_server_certificate(server.address)
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.full_grid)])
 def test_sighup_reloads_the_certificate_unless_it_is_invalid(models: Path, tmp_path: Path, workers: str) -> None:
-    chain, key = certified(tmp_path)
+    chain, key = certificate_files(tmp_path)
     flags = ("--workers", workers, "--threads", workers, "--tls-cert", str(chain), "--tls-key", str(key))
-    with running(models, tmp_path / "log", *flags) as served:
-        first = certificate_of(served)
-        certified(tmp_path)
-        served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: certificate_of(served) != first)
-        second = certificate_of(served)
+    with running(models, tmp_path / "log", *flags) as server:
+        first = certificate_of(server)
+        certificate_files(tmp_path)
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: certificate_of(server) != first)
+        second = certificate_of(server)
         key.write_text("invalid")
-        served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: served.log.read_text().count("--tls-key") == int(workers))
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.log.read_text().count("--tls-key") == int(workers))
 
-        assert second == certificate_of(served)
+        assert second == certificate_of(server)
 
 
 def test_the_health_command_uses_the_settings_of_the_service(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chain, key = certified(tmp_path)
+    chain, key = certificate_files(tmp_path)
     (tmp_path / "keys").write_text("swordfish")
     settings = {"host": "0.0.0.0", "tls_cert": chain, "tls_key": key, "api_key_file": tmp_path / "keys", "public_health": False}
     for name, value in settings.items():
         monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", str(value))
-    with running(models, tmp_path / "log") as served:
-        monkeypatch.setenv("BERT_SERVE_PORT", served.url.rpartition(":")[2])
+    with running(models, tmp_path / "log") as server:
+        monkeypatch.setenv("BERT_SERVE_PORT", server.url.rpartition(":")[2])
         assert 0 == main(["health"])
     assert 1 == main(["health"])
 
 
 def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:
-    chain, key = certified(tmp_path)
+    chain, key = certificate_files(tmp_path)
     (tmp_path / "other").mkdir()
-    for wrong in ((chain, tmp_path / "none"), (key, key), (chain, certified(tmp_path / "other")[1])):
+    for files in ((chain, tmp_path / "none"), (key, key), (chain, certificate_files(tmp_path / "other")[1])):
         with pytest.raises(SettingsError, match="--tls-cert"):
-            check_start(Settings(tls_cert=wrong[0], tls_key=wrong[1]))
+            check_start(Settings(tls_cert=files[0], tls_key=files[1]))

@@ -26,25 +26,25 @@ LETTERS = [*"abcdefghijklmnopqrstuvwxyz.!?<>/[]()", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ
 
 def word_piece(specials: list[str]) -> tokenizers.Tokenizer:
     pieces = [*specials, *LETTERS, *(f"##{letter}" for letter in LETTERS), "sep", "cls", "mask"]
-    made = tokenizers.Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=specials[UNKNOWN]))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return made
+    new_tokenizer = tokenizers.Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=specials[UNKNOWN]))
+    new_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    new_tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return new_tokenizer
 
 
 def whole_words(specials: list[str]) -> tokenizers.Tokenizer:
     """Returns a WordPiece tokenizer that splits only at white space, so that a special token is a word of the vocabulary."""
-    made = word_piece(specials)
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return made
+    new_tokenizer = word_piece(specials)
+    new_tokenizer.normalizer = normalizers.NFKC()
+    new_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return new_tokenizer
 
 
 def byte_pair(specials: list[str], *, ignore_merges: bool = False) -> tokenizers.Tokenizer:
     pieces = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    made = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], ignore_merges=ignore_merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not ignore_merges)
-    return made
+    new_tokenizer = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], ignore_merges=ignore_merges))
+    new_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not ignore_merges)
+    return new_tokenizer
 
 
 def whole_words_of_bytes(specials: list[str]) -> tokenizers.Tokenizer:
@@ -55,10 +55,10 @@ def whole_words_of_bytes(specials: list[str]) -> tokenizers.Tokenizer:
 def unigram(specials: list[str]) -> tokenizers.Tokenizer:
     """Returns a SentencePiece tokenizer like XLM-RoBERTa's, in which the special tokens have the best scores."""
     pieces = [*((special, 0.0) for special in specials), *((letter, -5.0) for letter in ["▁", *LETTERS]), ("▁good", -6.0)]
-    made = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=UNKNOWN))
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    return made
+    new_tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=UNKNOWN))
+    new_tokenizer.normalizer = normalizers.NFKC()
+    new_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return new_tokenizer
 
 
 KINDS: list[tuple[Callable[[list[str]], tokenizers.Tokenizer], str]] = [
@@ -80,13 +80,13 @@ def made_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
     @functools.cache
     def make(*, mask: bool = False, loose: bool = False) -> Tokenizer:
-        made, names = kind(SPECIALS[style]), SPECIALS[style]
-        added = [AddedToken(name, special=not loose, normalized=loose, lstrip=loose, rstrip=loose) for name in names[:MASK]]
-        made.add_tokens(added) if loose else made.add_special_tokens(added)
+        new_tokenizer, names = kind(SPECIALS[style]), SPECIALS[style]
+        tokens = [AddedToken(name, special=not loose, normalized=loose, lstrip=loose, rstrip=loose) for name in names[:MASK]]
+        new_tokenizer.add_tokens(tokens) if loose else new_tokenizer.add_special_tokens(tokens)
         last = AddedToken(names[MASK], special=not mask, normalized=False, lstrip=True)
-        made.add_tokens([last]) if mask else made.add_special_tokens([last])
+        new_tokenizer.add_tokens([last]) if mask else new_tokenizer.add_special_tokens([last])
         path = folder / f"{mask}-{loose}.json"
-        made.save(str(path))
+        new_tokenizer.save(str(path))
         changes = {"subword_prefix": None, "mask": MaskToken(token=names[MASK], id=MASK) if mask else None}
         return Tokenizer(path, spec.model_copy(update=changes))
 
@@ -100,17 +100,17 @@ SMUGGLED = [*SPELLED, *WIDE, *(f"good {name} bad" for name in SPELLED), *(f"x{na
 
 
 @pytest.mark.parametrize("loose", [False, True], ids=["special", "loose"])
-def test_no_spelling_becomes_a_special_token(made: Callable[..., Tokenizer], loose: bool) -> None:
+def test_no_spelling_becomes_a_special_token(new_tokenizer: Callable[..., Tokenizer], loose: bool) -> None:
     """The spellings are alone or within a text, in ASCII or in a form that is normalized to ASCII."""
-    tokenizer = made(loose=loose)
+    tokenizer = new_tokenizer(loose=loose)
     for tokens in tokenizer.tokenize(SMUGGLED) + [tokenizer.tokenize([text])[0] for text in SMUGGLED]:
         assert {PAD, CLS, SEP, MASK}.isdisjoint(tokens.ids)
 
 
 @given(text=TEXTS)
-def test_no_generated_text_yields_a_special_token(made: Callable[..., Tokenizer], text: str) -> None:
+def test_no_generated_text_yields_a_special_token(new_tokenizer: Callable[..., Tokenizer], text: str) -> None:
     """The texts mix spellings with other text. Each token has offsets in the text, in order."""
-    tokens = made().tokenize([text])[0]
+    tokens = new_tokenizer().tokenize([text])[0]
 
     assert {PAD, CLS, SEP, MASK}.isdisjoint(tokens.ids)
     assert len(tokens) == len(tokens.offsets) == len(tokens.spellings)
@@ -119,30 +119,30 @@ def test_no_generated_text_yields_a_special_token(made: Callable[..., Tokenizer]
 
 
 @given(text=TEXTS)
-def test_only_the_spelling_of_the_mask_becomes_a_special_token(made: Callable[..., Tokenizer], text: str) -> None:
-    tokenizer = made(mask=True)
+def test_only_the_spelling_of_the_mask_becomes_a_special_token(new_tokenizer: Callable[..., Tokenizer], text: str) -> None:
+    tokenizer = new_tokenizer(mask=True)
     (tokens,) = tokenizer.tokenize([text])
 
     assert {PAD, CLS, SEP}.isdisjoint(tokens.ids)
     assert tokens.ids.count(MASK) >= text.count(tokenizer.mask.token)
 
 
-@pytest.mark.parametrize("spelled", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
-def test_special_tokens_in_the_inputs_of_a_task_stay_text(made: Callable[..., Tokenizer], spelled: str) -> None:
-    tokenizer, plain = made(), made(mask=True)
-    passage = encode(question_answering, answer_input(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
-    parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelled}"], hypothesis_template=f"{spelled} {{}}")
-    hypothesis = encode(zero_shot, TextInput(f"good {spelled}", parameters), tokenizer).encodings[0]
-    pair = encode(classify, classify_input(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]
-    filled = encode(fill_mask, fill_mask.FillMaskInput(f"{spelled} {plain.mask and plain.mask.token}"), plain).encodings[0]
+@pytest.mark.parametrize("spelling", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
+def test_special_tokens_in_the_inputs_of_a_task_stay_text(new_tokenizer: Callable[..., Tokenizer], spelling: str) -> None:
+    tokenizer, plain = new_tokenizer(), new_tokenizer(mask=True)
+    passage = encode(question_answering, answer_input(f"who {spelling}", f"it was {spelling} bad"), tokenizer).encodings[0]
+    parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelling}"], hypothesis_template=f"{spelling} {{}}")
+    hypothesis = encode(zero_shot, TextInput(f"good {spelling}", parameters), tokenizer).encodings[0]
+    pair = encode(classify, classify_input(f"good {spelling}", f"{spelling} bad"), tokenizer).encodings[0]
+    text = encode(fill_mask, fill_mask.FillMaskInput(f"{spelling} {plain.mask and plain.mask.token}"), plain).encodings[0]
 
-    for encoding, seps in ((passage, 2), (hypothesis, 2), (pair, 2), (filled, 1)):
+    for encoding, seps in ((passage, 2), (hypothesis, 2), (pair, 2), (text, 1)):
         assert (1, seps) == (encoding.ids.tolist().count(CLS), encoding.ids.tolist().count(SEP))
 
 
-def test_the_offsets_of_a_spelled_special_token_are_kept(made: Callable[..., Tokenizer]) -> None:
+def test_the_offsets_of_a_spelled_special_token_are_kept(new_tokenizer: Callable[..., Tokenizer]) -> None:
     text = "good </s> bad [SEP] x"
-    (tokens,) = made().tokenize([text])
+    (tokens,) = new_tokenizer().tokenize([text])
 
     assert text.replace(" ", "") == "".join(text[start:end] for start, end in tokens.offsets).replace(" ", "")
 

@@ -79,10 +79,10 @@ def test_a_bundle_is_served_in_place_and_model_and_models_can_be_combined(
 ) -> None:
     tiny.bundle(models, "other")
     alone = with_sources(settings(tmp_path, "--model", str(models / "tiny")))
-    combined = with_sources(settings(tmp_path, "--model", str(checkpoint), "--models", str(models)))
+    sources = with_sources(settings(tmp_path, "--model", str(checkpoint), "--models", str(models)))
 
     assert [models / "tiny"] == find_bundles(alone.models)
-    assert ["other", "own", "tiny"] == [path.name for path in find_bundles(combined.models)]
+    assert ["other", "own", "tiny"] == [path.name for path in find_bundles(sources.models)]
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_a_bundle_without_int8_is_served_with_a_warning(
     assert 1 == len(calls(tmp_path))
 
 
-@pytest.mark.parametrize("changed", ["model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json"])
-def test_a_changed_checkpoint_is_exported_again(changed: str, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json"])
+def test_a_changed_checkpoint_is_exported_again(part: str, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
     (checkpoint / "modules.json").write_text('[{"path": ""}, {"path": "1_Pooling"}]')
     (checkpoint / "1_Pooling").mkdir()
     with_sources(settings(tmp_path, "--model", str(checkpoint)))
-    (checkpoint / changed).write_bytes(b"{ }")
+    (checkpoint / part).write_bytes(b"{ }")
     with_sources(settings(tmp_path, "--model", str(checkpoint)))
 
     assert 2 == len(calls(tmp_path))
@@ -202,19 +202,19 @@ def test_two_simultaneous_starts_export_once(checkpoint: Path, fake: Fake, tmp_p
     fake("time.sleep(0.3)")
     source = read_source(str(checkpoint))
     # threads can replace processes, because the lock belongs to an open file; only the main thread handles an export's signals
-    made: list[Path] = []
+    exports: list[Path] = []
 
     def other() -> None:
         while not calls(tmp_path):
             time.sleep(0.01)
-        made.append(sources.get_or_export(source, [], tmp_path / "cache"))
+        exports.append(sources.get_or_export(source, [], tmp_path / "cache"))
 
     thread = threading.Thread(target=other)
     thread.start()
-    made.append(sources.get_or_export(source, [], tmp_path / "cache"))
+    exports.append(sources.get_or_export(source, [], tmp_path / "cache"))
     thread.join()
 
-    assert made[0] == made[1]
+    assert exports[0] == exports[1]
     assert 1 == len(calls(tmp_path))
 
 
@@ -254,10 +254,10 @@ def test_the_export_options_follow_from_the_settings(flags: str, options: str, g
             raise PackageNotFoundError
 
     monkeypatch.setattr(sources, "distribution", distribution)
-    found = export_options(parse(Settings, flags.split()))
+    arguments = export_options(parse(Settings, flags.split()))
 
-    assert options.split() == found
-    assert "x" == build_parser().parse_args([*found, "--output", "y", "--name", "z", "--revision", "r", "--", "x"]).source
+    assert options.split() == arguments
+    assert "x" == build_parser().parse_args([*arguments, "--output", "y", "--name", "z", "--revision", "r", "--", "x"]).source
 
 
 @pytest.mark.parametrize("flags", [["--precision", "fp16", "--provider", "cpu"], ["--precision", "int8", "--provider", "cuda"]])
@@ -268,10 +268,10 @@ def test_a_precision_that_the_provider_lacks_is_a_usage_error(flags: list[str], 
 
 def test_the_command_prints_the_export_error(checkpoint: Path, fake: Fake, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fake('sys.exit("bert-export: the checkpoint cannot be read.")')
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         main(["serve", "--port", "0", "--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache")])
 
-    assert 1 == stopped.value.code
+    assert 1 == exit_info.value.code
     assert "bert-export: the checkpoint cannot be read.\n" == capfd.readouterr().err
 
 
@@ -332,15 +332,15 @@ def test_a_signal_ends_the_export_and_the_start(workers: str, number: signal.Sig
     assert [] == list((tmp_path / "cache").glob("*/own"))
 
 
-def said(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+def listing_of(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     assert 1 == main(["serve", "--port", "0", *argv])
     [line] = capsys.readouterr().err.splitlines()
     return line
 
 
 def test_the_error_for_a_checkpoint_in_models_shows_what_to_do(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"`bert-serve serve --model {checkpoint}`" in said(capsys, "--models", str(checkpoint))
-    assert f"`bert-export {checkpoint} --output MODELS_DIR`" in said(capsys, "--models", str(checkpoint.parent))
+    assert f"`bert-serve serve --model {checkpoint}`" in listing_of(capsys, "--models", str(checkpoint))
+    assert f"`bert-export {checkpoint} --output MODELS_DIR`" in listing_of(capsys, "--models", str(checkpoint.parent))
 
 
 def test_a_missing_folder_is_named_before_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

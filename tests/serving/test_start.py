@@ -22,8 +22,8 @@ BERT_SERVE = str(Path(sys.executable).with_name("bert-serve"))
 TWO = ("--workers", "2", "--threads", "2")
 
 
-def classify(served: ServeProcess, inputs: Any, **headers: str) -> httpx.Response:
-    return httpx.post(f"{served.url}/classify", json={"inputs": inputs}, headers=headers, timeout=30, trust_env=False)
+def classify(server: ServeProcess, inputs: Any, **headers: str) -> httpx.Response:
+    return httpx.post(f"{server.url}/classify", json={"inputs": inputs}, headers=headers, timeout=30, trust_env=False)
 
 
 def test_a_start_prints_models_address_and_time(models: Path) -> None:
@@ -42,18 +42,18 @@ def test_a_start_prints_models_address_and_time(models: Path) -> None:
 
 
 def test_the_log_can_be_json(models: Path, tmp_path: Path) -> None:
-    with running(models, tmp_path / "log", "--access-log", "--log-format", "json") as served:
-        classify(served, "swordfish", **{"x-request-id": "r-7"})
-        classify(served, ["swordfish", 1], **{"x-request-id": "r-7"})
-        with socket.create_connection(served.address) as refused:
-            refused.sendall(b"swordfish\r\n\r\n")
-            response = refused.makefile("rb").read()
-        metrics = httpx.get(f"{served.url}/metrics", trust_env=False).text
-    log = served.log.read_text()
+    with running(models, tmp_path / "log", "--access-log", "--log-format", "json") as server:
+        classify(server, "swordfish", **{"x-request-id": "r-7"})
+        classify(server, ["swordfish", 1], **{"x-request-id": "r-7"})
+        with socket.create_connection(server.address) as connection:
+            connection.sendall(b"swordfish\r\n\r\n")
+            response = connection.makefile("rb").read()
+        metrics = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    log = server.log.read_text()
     assert "swordfish" not in log
     lines = [json.loads(line) for line in log.splitlines()]
-    asked = [(line["status"], line["request_id"], line["model"]) for line in lines if line["logger"] == "bertserve.access"]
-    assert [(200, "r-7", "tiny"), (422, "r-7", "unknown")] == asked
+    requests = [(line["status"], line["request_id"], line["model"]) for line in lines if line["logger"] == "bertserve.access"]
+    assert [(200, "r-7", "tiny"), (422, "r-7", "unknown")] == requests
     assert all(line["level"] in {"INFO", "WARNING"} and datetime.fromisoformat(line["time"]).tzinfo for line in lines)
     access = [line for line in lines if line["logger"] == "bertserve.access"]
     assert [("POST", "/classify"), ("POST", "/classify")] == [(line["method"], line["path"]) for line in access]
@@ -76,14 +76,14 @@ def test_the_lines_of_a_start_are_json_too(models: Path) -> None:
     assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
 
 
-def failed(*flags: str) -> subprocess.CompletedProcess[str]:
+def run_to_failure(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([BERT_SERVE, "serve", *flags], capture_output=True, text=True, timeout=60, check=False)
 
 
 def failed_with_one_and_two(*flags: str) -> list[subprocess.CompletedProcess[str]]:
     """Returns the results of a start that must fail, with one worker and with two."""
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda workers: failed(*flags, *workers), ((), TWO)))
+        return list(pool.map(lambda workers: run_to_failure(*flags, *workers), ((), TWO)))
 
 
 @pytest.mark.parametrize(("flag", "code"), [("--default=classify=other", 2), ("--no-access-log", 1)])
@@ -97,8 +97,8 @@ def test_an_error_is_the_same_with_one_or_two_workers(models: Path, flag: str, c
 
 
 def test_a_port_in_use_is_an_error(models: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
         one, two = failed_with_one_and_two("--models", str(models), "--port", port)
 
     assert (1, one.stdout, one.stderr) == (one.returncode, two.stdout, two.stderr)
@@ -115,10 +115,10 @@ FULL = Path("/dev/full")  # a device that is always full
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 def test_an_unwritable_log_does_not_stop_requests(models: Path) -> None:
     bodies = [{"inputs": "good"}, {"inputs": 1}, {"inputs": "good", "model": "none"}, "no body"]
-    with running(models, FULL, "--access-log") as served, httpx.Client(base_url=served.url, trust_env=False, timeout=20) as client:
+    with running(models, FULL, "--access-log") as server, httpx.Client(base_url=server.url, trust_env=False, timeout=20) as client:
         for _ in range(20):
             assert [200, 422, 404, 422] == [client.post("/classify", json=body).status_code for body in bodies]
-    assert 0 == served.process.returncode
+    assert 0 == server.process.returncode
 
 
 def test_onnx_runtime_stores_no_device_id(models: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import slow
 import tiny
-from app_client import rejected
+from app_client import error_of
 from balanced import load
 from conftest import metric, wait_until
 from replica import BERT_SERVE, running
@@ -22,30 +22,30 @@ pytestmark = pytest.mark.serial
 TWO = ("--workers", "2", "--threads", "2")
 
 
-def get(served: Any, path: str) -> httpx.Response:
-    return httpx.get(served.url + path, trust_env=False, timeout=30)
+def get(server: Any, path: str) -> httpx.Response:
+    return httpx.get(server.url + path, trust_env=False, timeout=30)
 
 
 # during a shutdown on a busy machine, a client can pause for longer than the service waits for its next request by default
 LINGERING = f"from bertserve.service.server import protocol; protocol.LINGER_S = 4; {BERT_SERVE}"
 
 
-def waits(served: Any) -> float:
-    return metric(get(served, "/metrics").text, "queue_items")
+def waits(server: Any) -> float:
+    return metric(get(server, "/metrics").text, "queue_items")
 
 
 @pytest.mark.parametrize("workers", [pytest.param((), id="one", marks=pytest.mark.full_grid), pytest.param(TWO, id="two")])
 def test_sigterm_under_load_loses_nothing(models: Path, tmp_path: Path, workers: tuple[str, ...]) -> None:
     """Clients that never pause get answers until the service stops listening. The last requests get 503."""
-    with running(models, tmp_path / "log", *workers, program=LINGERING) as served:
-        with load(served.url, 48) as seen:
-            served.process.send_signal(signal.SIGTERM)
-            assert 0 == served.process.wait(20)
-        log = served.lines()
-    print(seen.outcomes)  # pytest -s shows the counts
-    assert {200, 503, "refused", "closed", "unreachable", "interrupted"} >= set(seen.outcomes)
-    assert seen.outcomes["closed"] + seen.outcomes["unreachable"] <= 2
-    assert seen.outcomes[200] > 48
+    with running(models, tmp_path / "log", *workers, program=LINGERING) as server:
+        with load(server.url, 48) as outcomes:
+            server.process.send_signal(signal.SIGTERM)
+            assert 0 == server.process.wait(20)
+        log = server.lines()
+    print(outcomes.outcomes)  # pytest -s shows the counts
+    assert {200, 503, "refused", "closed", "unreachable", "interrupted"} >= set(outcomes.outcomes)
+    assert outcomes.outcomes["closed"] + outcomes.outcomes["unreachable"] <= 2
+    assert outcomes.outcomes[200] > 48
     assert [] == [line for line in log if "503 unavailable" not in line]
 
 
@@ -53,64 +53,64 @@ def test_readiness_fails_while_requests_are_still_answered(models: Path, tmp_pat
     """During `--pre-stop-delay-s` readiness fails, but requests over new connections are answered. An interrupt ends the delay."""
     new_connections = {"connection": "close"}
     with (
-        running(models, tmp_path / "log", "--pre-stop-delay-s", "60") as served,
-        httpx.Client(base_url=served.url, headers=new_connections, trust_env=False, timeout=30) as client,
+        running(models, tmp_path / "log", "--pre-stop-delay-s", "60") as server,
+        httpx.Client(base_url=server.url, headers=new_connections, trust_env=False, timeout=30) as client,
     ):
-        served.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: client.get("/health/ready").status_code == 503)
         assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
         assert "1" == client.get("/health/ready").headers["retry-after"]
         assert 200 == client.get("/health/live").status_code
-        served.process.send_signal(signal.SIGINT)
-        assert 0 == served.process.wait(20)
+        server.process.send_signal(signal.SIGINT)
+        assert 0 == server.process.wait(20)
 
 
 def test_an_idle_connection_is_closed_cleanly(models: Path, tmp_path: Path) -> None:
     """Its client sees the end of the connection, not a reset, and the service does not wait until it would abort the connection."""
     patient = f"from bertserve.service.server import serve; serve.LAST_RESPONSES_S = 600; {BERT_SERVE}"
-    with running(models, tmp_path / "log", program=patient) as served, socket.create_connection(served.address, timeout=20) as connection:
+    with running(models, tmp_path / "log", program=patient) as server, socket.create_connection(server.address, timeout=20) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: test\r\n\r\n")
         answer = connection.recv(65536)  # one packet
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"live" in answer
-        served.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         assert b"" == connection.recv(1)
-        assert 0 == served.process.wait(20)
+        assert 0 == server.process.wait(20)
 
 
 @pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])
 def test_an_interrupt_during_shutdown_ends_the_service_at_once(tmp_path: Path, workers: tuple[str, ...]) -> None:
     """Ctrl-C after SIGTERM does not wait for accepted requests; a second SIGTERM has no effect."""
     slow.bundle(tmp_path / "slow")
-    with running(tmp_path / "slow", tmp_path / "log", *workers, "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(1) as pool:
-        cut = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 500}, timeout=60, trust_env=False)
-        wait_until(lambda: waits(served) > 400)
-        served.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: served.log.read_text().count("shutdown started") == (2 if workers == TWO else 1))  # each worker logs it
-        assert 503 == get(served, "/health/ready").status_code
-        served.process.send_signal(signal.SIGTERM)
-        rejected(httpx.post(f"{served.url}/classify", json={"inputs": "good"}, trust_env=False), 503, "unavailable")
-        assert waits(served) > 0
-        served.process.send_signal(signal.SIGINT)
-        assert 0 == served.process.wait(20)
+    with running(tmp_path / "slow", tmp_path / "log", *workers, "--shutdown-timeout-s", "600") as server, ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(httpx.post, f"{server.url}/classify", json={"inputs": ["good"] * 500}, timeout=60, trust_env=False)
+        wait_until(lambda: waits(server) > 400)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.log.read_text().count("shutdown started") == (2 if workers == TWO else 1))  # each worker logs it
+        assert 503 == get(server, "/health/ready").status_code
+        server.process.send_signal(signal.SIGTERM)
+        error_of(httpx.post(f"{server.url}/classify", json={"inputs": "good"}, trust_env=False), 503, "unavailable")
+        assert waits(server) > 0
+        server.process.send_signal(signal.SIGINT)
+        assert 0 == server.process.wait(20)
         with pytest.raises(httpx.TransportError):
-            cut.result()
-        assert "Traceback" not in served.log.read_text()
+            pending.result()
+        assert "Traceback" not in server.log.read_text()
 
 
 def test_requests_that_outlast_the_shutdown_timeout_are_refused(tmp_path: Path) -> None:
     slow.bundle(tmp_path / "slow")
     no_deadline = ("--timeout-ms", "600000", "--max-timeout-ms", "600000")  # on a slow machine the texts take minutes
     with (
-        running(tmp_path / "slow", tmp_path / "log", "--threads", "1", "--shutdown-timeout-s", "0.3", *no_deadline) as served,
+        running(tmp_path / "slow", tmp_path / "log", "--threads", "1", "--shutdown-timeout-s", "0.3", *no_deadline) as server,
         ThreadPoolExecutor(4) as pool,
     ):
-        waiting = [pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 200}, timeout=30) for _ in range(4)]
-        wait_until(lambda: waits(served) > 650)  # the first request is far from its end
-        served.process.send_signal(signal.SIGTERM)
+        waiting = [pool.submit(httpx.post, f"{server.url}/classify", json={"inputs": ["good"] * 200}, timeout=30) for _ in range(4)]
+        wait_until(lambda: waits(server) > 650)  # the first request is far from its end
+        server.process.send_signal(signal.SIGTERM)
         for future in waiting:
-            rejected(future.result(), 503, "unavailable")
-        assert 0 == served.process.wait(10)
+            error_of(future.result(), 503, "unavailable")
+        assert 0 == server.process.wait(10)
 
 
 LOST_GPU = f"""
@@ -136,14 +136,14 @@ onnx_engine.OnnxEngine.time_runs = lambda engine, shapes, repeats: [(*shape, 1e-
 @pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])
 def test_a_lost_gpu_ends_the_process(models: Path, tmp_path: Path, workers: tuple[str, ...]) -> None:
     """Its requests get 503, and its supervisor starts another process: with several workers the arbiter, otherwise that of code 1."""
-    with running(models, tmp_path / "log", *workers, program=LOST_GPU) as served:
-        assert 200 == httpx.post(f"{served.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
-        rejected(httpx.post(f"{served.url}/classify", json={"inputs": ["good"] * 9}, trust_env=False), 503, "unavailable")
+    with running(models, tmp_path / "log", *workers, program=LOST_GPU) as server:
+        assert 200 == httpx.post(f"{server.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
+        error_of(httpx.post(f"{server.url}/classify", json={"inputs": ["good"] * 9}, trust_env=False), 503, "unavailable")
         if workers == TWO:
-            wait_until(lambda: get(served, "/health/ready").status_code == 200)
+            wait_until(lambda: get(server, "/health/ready").status_code == 200)
         else:
-            assert 1 == served.process.wait(20)
-        assert "the GPU failed (CUDA failure 700)" in served.log.read_text()
+            assert 1 == server.process.wait(20)
+        assert "the GPU failed (CUDA failure 700)" in server.log.read_text()
 
 
 LONG_LOADS = f"""
@@ -168,13 +168,13 @@ loading.open_bundle = long_load
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full_grid)])
 def test_shutdown_does_not_wait_for_a_model_to_load(models: Path, tmp_path: Path, number: int) -> None:
     """The load is abandoned. Exit code and log are the same as for every stop."""
-    with running(models, tmp_path / "log", program=LONG_LOADS) as served:
+    with running(models, tmp_path / "log", program=LONG_LOADS) as server:
         shutil.rmtree(models / "tiny")
         tiny.bundle(models, "tiny", seed=1)
-        served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "loading" in served.log.read_text())
-        served.process.send_signal(number)
-        assert 0 == served.process.wait(20)
-        log = served.log.read_text()
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "loading" in server.log.read_text())
+        server.process.send_signal(number)
+        assert 0 == server.process.wait(20)
+        log = server.log.read_text()
     assert "shutdown finished" in log
     assert "Traceback" not in log

@@ -15,7 +15,7 @@ import pytest
 
 import slow
 import tiny
-from app_client import assert_same, call, faked, play, posting, rejected, serving, state_of
+from app_client import assert_same, call, error_of, fake_service, play, posting, serving, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
 from bertserve.service.api.request import LARGE_BYTES
@@ -31,19 +31,19 @@ LINES = {"content-type": "application/x-ndjson"}
 HEAD = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def written(*bodies: Any) -> bytes:
+def to_lines(*bodies: Any) -> bytes:
     return b"".join(json.dumps(body).encode() + b"\n" for body in bodies)
 
 
-def read(response: httpx.Response) -> list[Any]:
+def from_lines(response: httpx.Response) -> list[Any]:
     assert 200 == response.status_code, response.text
     assert "application/x-ndjson" == response.headers["content-type"]
     assert response.text.endswith("\n") or not response.text
     return [json.loads(line) for line in response.text.splitlines()]
 
 
-def streamed(models: Path, content: bytes, *, path: str = "/classify", settings: Any = None, headers: Any = LINES) -> list[Any]:
-    return read(call(models, "POST", path, content=content, headers=headers, settings=settings))
+def stream_lines(models: Path, content: bytes, *, path: str = "/classify", settings: Any = None, headers: Any = LINES) -> list[Any]:
+    return from_lines(call(models, "POST", path, content=content, headers=headers, settings=settings))
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/tiny", "/invocations", "/"])
@@ -51,21 +51,21 @@ def test_each_line_is_answered_in_order(models: Path, path: str) -> None:
     bodies = [{"inputs": "good " * (i % 7)} for i in range(50)] + [{"inputs": ["a", "b"], "parameters": {"top_k": 1}}]
     expected = [call(models, "POST", path, json=body).json() for body in bodies]
 
-    assert_same(expected, streamed(models, written(*bodies), path=path))
+    assert_same(expected, stream_lines(models, to_lines(*bodies), path=path))
 
 
 @pytest.mark.parametrize("kind", ["application/jsonl", "application/x-ndjson; charset=utf-8", "Application/JSONLines"])
 def test_the_content_type_makes_a_request_a_stream(models: Path, kind: str) -> None:
-    assert 2 == len(streamed(models, written({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": kind}))
-    answer = call(models, "POST", "/classify", content=written({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": "text/plain"})
-    rejected(answer, 400, "malformed")
+    assert 2 == len(stream_lines(models, to_lines({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": kind}))
+    answer = call(models, "POST", "/classify", content=to_lines({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": "text/plain"})
+    error_of(answer, 400, "malformed")
 
 
 @pytest.mark.parametrize(
     ("content", "answers"), [(b"", 0), (b"\n\r\n  \n", 0), (b'{"inputs": "a"}', 1), (b'\n{"inputs": "a"}\r\n\n{"inputs": "b"}', 2)]
 )
 def test_blank_lines_are_skipped_and_the_last_line_needs_no_newline(models: Path, content: bytes, answers: int) -> None:
-    assert answers == len(streamed(models, content))
+    assert answers == len(stream_lines(models, content))
 
 
 def test_a_failed_line_gets_an_error_at_its_position(models: Path) -> None:
@@ -78,13 +78,13 @@ def test_a_failed_line_gets_an_error_at_its_position(models: Path) -> None:
         b'{"inputs": "b"}',
     ]
     settings = {"max_body_bytes": 1024, "max_chars": 1024, "timeout_ms": 9000}
-    found = streamed(models, b"\n".join(lines), settings=settings)
+    items = stream_lines(models, b"\n".join(lines), settings=settings)
 
     assert [None, "malformed", "invalid_value", "not_found", "too_large", None] == [
-        each["error_type"] if isinstance(each, dict) else None for each in found
+        error["error_type"] if isinstance(error, dict) else None for error in items
     ]
-    assert [["error", "error_type", "request_id"]] * 4 == [sorted(each) for each in found[1:5]]
-    assert "line 5: " in found[4]["error"] and "line 2: " in found[1]["error"]
+    assert [["error", "error_type", "request_id"]] * 4 == [sorted(error) for error in items[1:5]]
+    assert "line 5: " in items[4]["error"] and "line 2: " in items[1]["error"]
     page = call(models, "GET", "/metrics", settings=settings).text
     counts = {("200", "tiny"): 2, ("404", "unknown"): 1, ("413", "unknown"): 1}
     assert counts == {(status, model): metric(page, "requests_total", status=status, model=model) for status, model in counts}
@@ -100,13 +100,13 @@ def test_a_failed_line_gets_an_error_at_its_position(models: Path) -> None:
     ],
 )
 def test_an_error_of_the_whole_stream_has_its_own_status(models: Path, path: str, headers: dict[str, str], status: int, kind: str) -> None:
-    rejected(call(models, "POST", path, content=written({"inputs": "a"}), headers=LINES | headers), status, kind)
+    error_of(call(models, "POST", path, content=to_lines({"inputs": "a"}), headers=LINES | headers), status, kind)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 async def test_lines_do_not_depend_on_chunk_boundaries(models: Path, size: int) -> None:
     """A line over the limit fails alone, however it arrives."""
-    content = written({"inputs": "one"}) + b"\n\n" + written({"inputs": "x" * 2000}) + b" \r\n" + written({"inputs": "two"}).rstrip()
+    content = to_lines({"inputs": "one"}) + b"\n\n" + to_lines({"inputs": "x" * 2000}) + b" \r\n" + to_lines({"inputs": "two"}).rstrip()
     client = Client([content[i : i + size] for i in range(0, len(content), size)])
     echo = Echo(models, max_body_bytes=1024, max_chars=1024)
 
@@ -176,7 +176,7 @@ class Echo:
 
 async def test_an_answer_waits_for_those_before_it(models: Path) -> None:
     texts = ["0", "1", "2"]
-    client, echo = Client([written({"inputs": text}) for text in texts]), Echo(models)
+    client, echo = Client([to_lines({"inputs": text}) for text in texts]), Echo(models)
     echo.gates = {"0": asyncio.Event()}
 
     running = asyncio.create_task(echo.stream(client))
@@ -189,7 +189,7 @@ async def test_an_answer_waits_for_those_before_it(models: Path) -> None:
 
 async def test_a_client_that_does_not_read_pauses_its_stream(models: Path) -> None:
     """Lines start when there is room for them, and no more than a part of the body is read ahead."""
-    lines = [written({"inputs": f"{i}"}).rstrip() + b" " * 2000 + b"\n" for i in range(1000)]
+    lines = [to_lines({"inputs": f"{i}"}).rstrip() + b" " * 2000 + b"\n" for i in range(1000)]
     client, echo = Client(lines), Echo(models, max_stream_requests=4)
     client.reads.clear()
 
@@ -205,7 +205,7 @@ async def test_a_client_that_does_not_read_pauses_its_stream(models: Path) -> No
 
 async def test_long_lines_are_in_progress_one_by_one(models: Path) -> None:
     """Lines of 40 KB wait for each other before they start, and not in the queue, where their deadlines would pass."""
-    client, echo = Client([written({"inputs": "x" * 40_000})] * 10), Echo(models)
+    client, echo = Client([to_lines({"inputs": "x" * 40_000})] * 10), Echo(models)
     await echo.stream(client)
     assert (10, 1) == (len(client.answers), echo.most)
 
@@ -221,14 +221,14 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(
     tiny.bundle(tmp_path, "vectors", task="feature-extraction", max_length=512)
     service = state_of(tmp_path, threads=1, allow_implicit_default=True)
     gate.clear()
-    clients = [Client([written({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
+    clients = [Client([to_lines({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
     async with serving(service):
-        asking = asyncio.create_task(answered_in(service, clients, "/embed", content_type))
+        request = asyncio.create_task(answered_in(service, clients, "/embed", content_type))
         await until(lambda: service.scheduler.queue.held_tokens == len(clients) * 4 * 502)
         gate.set()
         while service.scheduler.queue.held_tokens:
             time.sleep(0.001)  # the event loop is busy until all requests have ended
-        turns = await asking
+        turns = await request
     assert min(len(client.answers[0]) for client in clients) > LARGE_BYTES
     assert len(clients) == len(set(turns))
 
@@ -236,7 +236,7 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(
 @pytest.mark.parametrize("content_type", [b"application/json", b"application/x-ndjson"])
 async def test_the_event_loop_reads_one_large_body_per_turn(models: Path, content_type: bytes) -> None:
     """The last bytes of many bodies can arrive at the same time."""
-    clients = [Client([written({"inputs": "good", "unknown": "x" * LARGE_BYTES})]) for _ in range(8)]
+    clients = [Client([to_lines({"inputs": "good", "unknown": "x" * LARGE_BYTES})]) for _ in range(8)]
     turns = await answered_in(state_of(models), clients, "/classify", content_type)
     assert all(b"invalid_value" in client.answers[0] for client in clients)
     assert len(clients) == len(set(turns))
@@ -257,17 +257,17 @@ async def answered_in(service: AppState, clients: list[Client], path: str, conte
         return turn
 
     application = Application(service)
-    counting = asyncio.create_task(count())
+    counter = asyncio.create_task(count())
     turns = await asyncio.gather(*map(ask, clients))
-    counting.cancel()
+    counter.cancel()
     return turns
 
 
 @pytest.mark.parametrize("chunks", [1, 50])
 async def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: int) -> None:
     engine = FakeEngine()
-    service = faked(models, engine)
-    client = Client([written(*({"inputs": "good"} for _ in range(200)))] * chunks)
+    service = fake_service(models, engine)
+    client = Client([to_lines(*({"inputs": "good"} for _ in range(200)))] * chunks)
     async with serving(service):
         engine.gate.clear()
         running = asyncio.create_task(stream(service, client))
@@ -283,16 +283,16 @@ async def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: i
 @pytest.mark.parametrize("timeout_ms", ["120000", "1"])
 async def test_lines_wait_while_the_queue_is_full(models: Path, timeout_ms: str) -> None:
     """Lines that do not fit in the queue ask again until their deadline. The metrics count the lines that are refused in the end."""
-    content = written(*({"inputs": "good " * 12} for _ in range(64)))
+    content = to_lines(*({"inputs": "good " * 12} for _ in range(64)))
     async with serving(state_of(models, max_queue_tokens=64, max_batch_tokens=64)) as client:
-        answers = read(await client.post("/classify", content=content, headers=LINES | {"x-request-timeout-ms": timeout_ms}))
+        answers = from_lines(await client.post("/classify", content=content, headers=LINES | {"x-request-timeout-ms": timeout_ms}))
         page = (await client.get("/metrics")).text
 
     kinds = {list} if timeout_ms == "120000" else {list, "expired", "overloaded"}
-    found = [list if isinstance(answer, list) else answer["error_type"] for answer in answers]
+    items = [list if isinstance(answer, list) else answer["error_type"] for answer in answers]
     assert 64 == len(answers)
-    assert kinds >= set(found)
-    assert found.count("overloaded") == metric(page, "refused_total")
+    assert kinds >= set(items)
+    assert items.count("overloaded") == metric(page, "refused_total")
 
 
 def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
@@ -306,17 +306,17 @@ def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
 
     service.registry.get("tiny").predict = refuse
     headers = LINES | {"x-request-timeout-ms": "300"}
-    answer = play(service, lambda client: client.post("/classify", content=written({"inputs": "a"}, {"inputs": 1}), headers=headers))
-    assert ["overloaded", "invalid_value"] == [each["error_type"] for each in read(answer)]
+    answer = play(service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=headers))
+    assert ["overloaded", "invalid_value"] == [error["error_type"] for error in from_lines(answer)]
     assert 2 == attempts
 
 
 @pytest.mark.parametrize(
-    ("failure", "kind", "logged"),
+    ("failure", "kind", "log_text"),
     [(RuntimeError("swordfish"), "internal", "RuntimeError"), (EngineError("the graph failed."), "engine", "line 1: the graph failed.")],
 )
 def test_a_failure_of_the_service_is_logged(
-    models: Path, caplog: pytest.LogCaptureFixture, failure: Exception, kind: str, logged: str
+    models: Path, caplog: pytest.LogCaptureFixture, failure: Exception, kind: str, log_text: str
 ) -> None:
     service: AppState = state_of(models)
     model = service.registry.get("tiny")
@@ -325,18 +325,18 @@ def test_a_failure_of_the_service_is_logged(
         raise failure
 
     model.predict = broken
-    answer = play(service, lambda client: client.post("/classify", content=written({"inputs": "a"}, {"inputs": 1}), headers=LINES))
+    answer = play(service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=LINES))
 
-    assert [kind, "invalid_value"] == [each["error_type"] for each in read(answer)]
+    assert [kind, "invalid_value"] == [error["error_type"] for error in from_lines(answer)]
     assert 1 == len(caplog.records)
-    assert logged in caplog.text and "swordfish" not in caplog.text
+    assert log_text in caplog.text and "swordfish" not in caplog.text
 
 
 def test_answers_are_sent_while_the_body_arrives(models: Path, tmp_path: Path) -> None:
     """Over a real connection, a client can wait for an answer before it sends the next line. The connection is kept."""
     with (
-        running(models, tmp_path / "log") as served,
-        socket.create_connection(served.address, timeout=20) as client,
+        running(models, tmp_path / "log") as server,
+        socket.create_connection(server.address, timeout=20) as client,
         client.makefile("rb") as answers,
     ):
         client.sendall(HEAD)
@@ -358,16 +358,16 @@ def test_answers_are_sent_while_the_body_arrives(models: Path, tmp_path: Path) -
 @pytest.mark.full_grid
 def test_a_slow_sender_is_cut_off(models: Path, tmp_path: Path) -> None:
     """If all lines are answered, a client that sends nothing for `--body-timeout-s` is disconnected."""
-    with running(models, tmp_path / "log", "--body-timeout-s", "1") as served:
-        with socket.create_connection(served.address, timeout=20) as client:
+    with running(models, tmp_path / "log", "--body-timeout-s", "1") as server:
+        with socket.create_connection(server.address, timeout=20) as client:
             client.sendall(HEAD)
             client.sendall(b'13\r\n{"inputs": "good"}\n\r\n')
-            received, end = b"", time.monotonic() + 20
+            data, end = b"", time.monotonic() + 20
             while (more := client.recv(65536)) and time.monotonic() < end:
-                received += more
-        assert b"label" in received
-        assert not received.endswith(b"0\r\n\r\n")  # without the final chunk, the client knows that the stream is incomplete
-    [line] = served.lines()
+                data += more
+        assert b"label" in data
+        assert not data.endswith(b"0\r\n\r\n")  # without the final chunk, the client knows that the stream is incomplete
+    [line] = server.lines()
     assert " 408 too_slow " in line
 
 
@@ -379,7 +379,7 @@ class SlowClient(Client):
 
 async def test_a_line_has_the_time_of_a_body(models: Path) -> None:
     """Frequent bytes give it no more time, and answers to lines before it do."""
-    line = written({"inputs": "a"})
+    line = to_lines({"inputs": "a"})
     client, echo = SlowClient([*[line] * 60, *[b"{"] * 1000]), Echo(models, body_timeout_s=0.5)
     await echo.stream(client)
     assert 60 == len(client.answers)
@@ -391,16 +391,16 @@ def test_a_slow_model_does_not_end_the_stream(tmp_path: Path) -> None:
     """While lines are unanswered, the client need not send, because the service causes the delay."""
     slow.hanging_bundle(tmp_path, turns=slow.SECOND // 3)
     with (
-        running(tmp_path, tmp_path / "log", "--body-timeout-s", "0.2", "--threads", "1") as served,
-        socket.create_connection(served.address, timeout=30) as client,
+        running(tmp_path, tmp_path / "log", "--body-timeout-s", "0.2", "--threads", "1") as server,
+        socket.create_connection(server.address, timeout=30) as client,
         client.makefile("rb") as answers,
     ):
         client.sendall(HEAD)
-        lines, end = written(*({"inputs": "dull"} for _ in range(20))), time.monotonic() + 4
+        lines, end = to_lines(*({"inputs": "dull"} for _ in range(20))), time.monotonic() + 4
         while time.monotonic() < end:
             client.sendall(b"%x\r\n%s\r\n" % (len(lines), lines))
-            received = b""
-            while received.count(b"label") < 20 * 3:
+            data = b""
+            while data.count(b"label") < 20 * 3:
                 line = answers.readline()
                 assert line, "the stream was cut off"
-                received += line
+                data += line

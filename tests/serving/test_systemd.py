@@ -13,7 +13,7 @@ from replica import running
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_systemd_gets_the_messages_of_the_service(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    heard: SimpleQueue[tuple[int, str]] = SimpleQueue()
+    messages: SimpleQueue[tuple[int, str]] = SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         systemd.bind(str(tmp_path / "notify"))
@@ -23,19 +23,19 @@ def test_systemd_gets_the_messages_of_the_service(models: Path, tmp_path: Path, 
             """Reads all messages at once, because the service waits while ten of them are unread."""
             while True:
                 message, [(_, _, sender)], _, _ = systemd.recvmsg(200, 100)
-                heard.put((int.from_bytes(sender[:4], "little"), message.decode()))
+                messages.put((int.from_bytes(sender[:4], "little"), message.decode()))
 
-        def heard_next() -> str:
+        def next_message() -> str:
             """Returns the next message of the service that does not come from its watchdog."""
-            while (found := heard.get(timeout=20)) == (served.process.pid, "WATCHDOG=1"):
+            while (first := messages.get(timeout=20)) == (server.process.pid, "WATCHDOG=1"):
                 pass
-            assert served.process.pid == found[0]
-            return found[1]
+            assert server.process.pid == first[0]
+            return first[1]
 
         threading.Thread(target=listen, daemon=True).start()
-        with running(models, tmp_path / "log", "--workers", str(workers), "--threads", str(workers)) as served:
-            assert f"READY=1\nSTATUS=listens on {served.url}" == heard_next()
-            assert (served.process.pid, "WATCHDOG=1") == heard.get(timeout=20)
-            served.process.send_signal(signal.SIGTERM)
-            assert "STOPPING=1" == heard_next()
-    assert "Traceback" not in served.log.read_text()
+        with running(models, tmp_path / "log", "--workers", str(workers), "--threads", str(workers)) as server:
+            assert f"READY=1\nSTATUS=listens on {server.url}" == next_message()
+            assert (server.process.pid, "WATCHDOG=1") == messages.get(timeout=20)
+            server.process.send_signal(signal.SIGTERM)
+            assert "STOPPING=1" == next_message()
+    assert "Traceback" not in server.log.read_text()

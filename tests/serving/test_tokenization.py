@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from app_client import call, rejected
+from app_client import call, error_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPart
 from bertserve.service.errors import BundleError, EngineError
@@ -30,26 +30,26 @@ def test_the_template_gives_the_same_ids_as_the_post_processor(tokenizer: Tokeni
 
 def test_a_template_can_have_the_second_text_first(models: Path) -> None:
     """Positions are those of the texts, not of the template."""
-    loaded = files.load_bundle(models / "tiny")
-    spec, other = loaded.manifest.tokenizer, {"a": "b", "b": "a"}
+    bundle = files.load_bundle(models / "tiny")
+    spec, other = bundle.manifest.tokenizer, {"a": "b", "b": "a"}
     pair = tuple(piece.model_copy(update={"text": other[piece.text]}) if isinstance(piece, TextPart) else piece for piece in spec.pair)
-    swapped = spec.model_copy(update={"pair": pair})
-    tokenizer = Tokenizer(loaded.tokenizer_path, swapped)
+    swap = spec.model_copy(update={"pair": pair})
+    tokenizer = Tokenizer(bundle.tokenizer_path, swap)
 
     encoding = tokenizer.assemble([7], [8, 9])
     assert ([2, 8, 9, 3, 7, 3], [0, 0, 0, 0, 1, 1]) == (encoding.ids.tolist(), encoding.type_ids.tolist())
     assert (1, [4, 1]) == (encoding.start, list(encoding.starts))
-    assert (False, True) == (spec.second_text_first, swapped.second_text_first)
+    assert (False, True) == (spec.second_text_first, swap.second_text_first)
 
 
 def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(models: Path) -> None:
-    loaded = files.load_bundle(models / "tiny")
-    made = tiny.tokenizer()
-    made.enable_truncation(4)
-    made.enable_padding(length=16)
-    made.save(str(loaded.tokenizer_path))
+    bundle = files.load_bundle(models / "tiny")
+    file_tokenizer = tiny.tokenizer()
+    file_tokenizer.enable_truncation(4)
+    file_tokenizer.enable_padding(length=16)
+    file_tokenizer.save(str(bundle.tokenizer_path))
 
-    assert 20 == len(Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer).tokenize(["good " * 20])[0])
+    assert 20 == len(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer).tokenize(["good " * 20])[0])
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(models: Path) 
 )
 def test_a_broken_tokenizer_file_is_named(models: Path, changes: dict[str, Any]) -> None:
     """A panic of the library is also a `BundleError`, so a failed reload does not affect other models."""
-    loaded = files.load_bundle(models / "tiny")
-    content = json.loads(loaded.tokenizer_path.read_bytes())
+    bundle = files.load_bundle(models / "tiny")
+    content = json.loads(bundle.tokenizer_path.read_bytes())
     broken = content | {"added_tokens": [], "post_processor": None} | changes if changes else {}
-    loaded.tokenizer_path.write_text(json.dumps(broken))
+    bundle.tokenizer_path.write_text(json.dumps(broken))
 
     with pytest.raises(BundleError, match=r"tokenizer\.json`"):
-        Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+        Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
 
 
 @pytest.mark.parametrize("chars", [1, SHORT_CHARS + 1])
@@ -85,10 +85,10 @@ def test_a_failure_of_the_library_reaches_the_caller(tokenizer: Tokenizer, chars
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 40))
 def test_longest_first_matches_tokenizers(a: int, b: int, room: int) -> None:
     """`truncate_longest_first` keeps as many tokens of each text as the library's truncation."""
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.enable_truncation(room, strategy="longest_first")
-    ids = made.encode("a " * a, "b " * b).ids
+    file_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    file_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    file_tokenizer.enable_truncation(room, strategy="longest_first")
+    ids = file_tokenizer.encode("a " * a, "b " * b).ids
 
     assert (ids.count(0), ids.count(1)) == truncate_longest_first(a, b, room)
 
@@ -96,10 +96,10 @@ def test_longest_first_matches_tokenizers(a: int, b: int, room: int) -> None:
 @given(st.integers(1, 200), st.integers(3, 30), st.data())
 def test_windows_match_tokenizers(count: int, room: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(0, room - 1))
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(200)}, unk_token="0"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    made.enable_truncation(room, stride=stride)
-    first = made.encode(" ".join(str(i) for i in range(count)))
+    file_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(200)}, unk_token="0"))
+    file_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    file_tokenizer.enable_truncation(room, stride=stride)
+    first = file_tokenizer.encode(" ".join(str(i) for i in range(count)))
 
     assert [first.ids, *(more.ids for more in first.overflowing)] == [list(window) for window in windows(count, room, stride)]
 
@@ -119,7 +119,7 @@ def bare(folder: Path, task: str) -> Path:
     [("text-classification", "/classify", ""), ("text-classification", "/classify", ["good", ""]), ("feature-extraction", "/embed", "")],
 )
 def test_an_empty_text_is_refused(tmp_path: Path, task: str, path: str, inputs: Any) -> None:
-    assert "is empty" in rejected(call(bare(tmp_path, task), "POST", path, json={"inputs": inputs}), 422, "invalid_value")
+    assert "is empty" in error_of(call(bare(tmp_path, task), "POST", path, json={"inputs": inputs}), 422, "invalid_value")
 
 
 def test_the_index_of_a_token_is_its_place_in_the_input(tmp_path: Path) -> None:
@@ -138,4 +138,4 @@ def test_a_model_without_cls_finds_answers(tmp_path: Path) -> None:
 
 def test_handle_impossible_answer_needs_a_model_with_cls(tmp_path: Path) -> None:
     body = {"inputs": QUESTION, "parameters": {"handle_impossible_answer": True}}
-    assert "[CLS]" in rejected(call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body), 422, "invalid_value")
+    assert "[CLS]" in error_of(call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body), 422, "invalid_value")

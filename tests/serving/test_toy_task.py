@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 import toy_task
-from app_client import Send, rejected, started
+from app_client import Send, error_of, open_api
 from bertserve.service.cli import main
 from bertserve.service.tasks.catalog import TASKS
 
@@ -33,7 +33,7 @@ def its_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="api", scope="module")
 def service(folder: Path) -> Iterator[Send]:
-    with started(folder) as send:
+    with open_api(folder) as send:
         yield send
 
 
@@ -43,13 +43,13 @@ def test_the_toy_task_is_answered_at_every_path(api: Send, path: str) -> None:
     assert [RESULT, OTHER_RESULT] == api("POST", path, json={"inputs": [PAIR, OTHER]}).json()
     assert 10 == api("POST", path, json={"inputs": PAIR, "parameters": {"factor": 2}}).json()["tokens"]
     lines = "\n".join(json.dumps({"inputs": pair}) for pair in (PAIR, OTHER))
-    streamed = api("POST", path, content=lines, headers={"content-type": "application/x-ndjson"}).text.splitlines()
-    assert [RESULT, OTHER_RESULT] == [json.loads(line) for line in streamed]
+    answers = api("POST", path, content=lines, headers={"content-type": "application/x-ndjson"}).text.splitlines()
+    assert [RESULT, OTHER_RESULT] == [json.loads(line) for line in answers]
 
 
 def test_wrong_bodies_are_refused_like_those_of_other_tasks(api: Send) -> None:
-    assert "`inputs" in rejected(api("POST", "/count", json={"inputs": {"left": "a"}}), 422, "invalid_value")
-    message = rejected(api("POST", "/count", json={"inputs": PAIR, "parameters": {"factr": 2}}), 422, "invalid_value")
+    assert "`inputs" in error_of(api("POST", "/count", json={"inputs": {"left": "a"}}), 422, "invalid_value")
+    message = error_of(api("POST", "/count", json={"inputs": PAIR, "parameters": {"factr": 2}}), 422, "invalid_value")
     assert "did you mean `factor`" in message
 
 
@@ -75,5 +75,5 @@ def test_the_toy_task_scores_files(folder: Path, tmp_path: Path, flags: list[str
     source.write_text(json.dumps({left: "a good film", right: "a book"}) + "\n", "utf-8")
     command = ["score", "--models", str(folder), "--model", "toy", "--parameters", '{"factor": 2}', *flags, str(source), str(output)]
     assert 0 == main(command)
-    scored: Any = json.loads(output.read_text("utf-8"))
-    assert {"tokens": 10, "outputs": 3} == scored["prediction"]
+    rows: Any = json.loads(output.read_text("utf-8"))
+    assert {"tokens": 10, "outputs": 3} == rows["prediction"]

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 import tiny
-from app_client import blocked, faked, play, queued, serving, state_of
+from app_client import busy_client, fake_service, play, serving, state_of, until_queued
 from bertserve.service.errors import SettingsError
 from bertserve.service.server.serve import check_start
 from bertserve.service.settings import Settings
@@ -96,7 +96,7 @@ def tracing(collector: Collector) -> Iterator[Tracer]:
 
 
 @asynccontextmanager
-async def traced(models: Path, collector: Collector, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def traced_client(models: Path, collector: Collector, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Yields a client of a service; after the block, the collector has all its spans."""
     with tracing(collector) as tracer:
         async with serving(replace(state_of(models, **settings), tracer=tracer)) as client:
@@ -105,7 +105,7 @@ async def traced(models: Path, collector: Collector, **settings: Any) -> AsyncIt
 
 async def ask(models: Path, collector: Collector, body: Any, **headers: str) -> httpx.Response:
     """Returns the response to a classification; the collector then has all its spans."""
-    async with traced(models, collector) as client:
+    async with traced_client(models, collector) as client:
         return await client.post("/classify", json=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
@@ -136,13 +136,13 @@ async def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collecto
 
 async def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collector: Collector) -> None:
     engine = FakeEngine()
-    service = faked(models, engine)
+    service = fake_service(models, engine)
     service.scheduler.clock = ManualClock()
 
     with tracing(collector) as tracer:
-        async with blocked(replace(service, tracer=tracer), engine) as client:
+        async with busy_client(replace(service, tracer=tracer), engine) as client:
             both = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for text in ("good", "bad film")]
-            await queued(service, 2)
+            await until_queued(service, 2)
             engine.gate.set()
             await asyncio.gather(*both)
     batches = sorted((span for span in collector.spans if span.name == "batch tiny"), key=lambda span: span.start_time_unix_nano)
@@ -207,7 +207,7 @@ async def test_a_trace_that_the_caller_does_not_sample_is_not_recorded(models: P
 
 
 async def test_no_span_contains_text_of_a_caller(models: Path, collector: Collector) -> None:
-    async with traced(models, collector) as client:
+    async with traced_client(models, collector) as client:
         headers = {"user-agent": "sesame", "authorization": "Bearer sesame", "referer": "http://sesame/"}
         for path in ("/classify", "/classify?sesame=1", "/sesame", "/models/sesame", "/v2/models/tiny/versions/sesame/infer"):
             await client.post(path, json={"inputs": "sesame", "sesame": 1}, headers=headers)
@@ -219,7 +219,7 @@ def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, col
     """The request's span has the status, and the batch's span has the type of the error. Neither has its message."""
     engine = FakeEngine(guilty_token=tiny.VOCABULARY.index("bad"))
     with tracing(collector) as tracer:
-        service = replace(faked(models, engine), tracer=tracer)
+        service = replace(fake_service(models, engine), tracer=tracer)
         assert 500 == play(service, lambda client: client.post("/classify", json={"inputs": "bad"})).status_code
     batch, server = collector.one("batch tiny"), collector.one("POST /classify")
     assert ("EngineError", Status.STATUS_CODE_ERROR) == (values(batch)["error.type"], batch.status.code)
@@ -228,7 +228,7 @@ def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, col
 
 
 async def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -> None:
-    async with traced(models, collector) as client:
+    async with traced_client(models, collector) as client:
         for path in ("/health/live", "/health/ready", "/metrics", "/ping", "/models/tiny/info"):
             assert 200 == (await client.get(path)).status_code
     assert ["GET /models/{name}/info"] == [span.name for span in collector.spans]
@@ -237,7 +237,7 @@ async def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collec
 async def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
     """The span of a request with a client error has its status, but is not an error."""
     caplog.set_level(logging.INFO)
-    async with traced(models, collector, access_log=True) as client:
+    async with traced_client(models, collector, access_log=True) as client:
         await client.post("/classify", json={"inputs": 1}, headers={"traceparent": TRACEPARENT})
     lines = [record.__dict__ for record in caplog.records if record.name in ("bertserve.access", "bertserve.errors")]
     span = collector.one("POST /classify")
@@ -276,16 +276,16 @@ def test_a_missing_extra_is_named_before_models_are_loaded(monkeypatch: pytest.M
 @pytest.mark.serial
 def test_each_worker_sends_its_own_spans(models: Path, tmp_path: Path, collector: Collector) -> None:
     flags = ("--workers", "2", "--threads", "2", "--otlp-endpoint", collector.address, "--access-log", "--log-format", "json")
-    with running(models, tmp_path / "log", *flags) as served:
+    with running(models, tmp_path / "log", *flags) as server:
         for _ in range(8):
             with (
-                httpx.Client(base_url=served.url, timeout=30, trust_env=False) as one,
-                httpx.Client(base_url=served.url, trust_env=False) as other,
+                httpx.Client(base_url=server.url, timeout=30, trust_env=False) as one,
+                httpx.Client(base_url=server.url, trust_env=False) as other,
             ):
                 for client in (one, other):
                     assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
     assert 2 == len({resource["service.instance.id"] for resource in collector.resources()})
-    sent = {span.trace_id.hex() for span in collector.spans if span.name == "POST /classify"}
-    logged = {line["trace_id"] for line in map(json.loads, served.log.read_text().splitlines()) if "trace_id" in line}
-    assert 16 == len(sent)
-    assert sent == logged
+    trace_ids = {span.trace_id.hex() for span in collector.spans if span.name == "POST /classify"}
+    logged_ids = {line["trace_id"] for line in map(json.loads, server.log.read_text().splitlines()) if "trace_id" in line}
+    assert 16 == len(trace_ids)
+    assert trace_ids == logged_ids

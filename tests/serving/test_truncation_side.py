@@ -41,34 +41,34 @@ def test_zero_shot_only_cuts_the_text(left: Tokenizer) -> None:
 
 def test_windows_start_from_the_end(left: Tokenizer) -> None:
     """They are in text order, and only the first one can be shorter."""
-    windowed = classify_input(TEXT, window="mean", stride=5)
-    [text], found = left.tokenize([TEXT]), encode(classify, windowed, left)
+    windows_input = classify_input(TEXT, window="mean", stride=5)
+    [text], encodings = left.tokenize([TEXT]), encode(classify, windows_input, left)
 
-    assert [CLS, *text.ids[2 - LENGTH :], SEP] == ids(found)[-1]
-    assert {LENGTH} == {len(window) for window in ids(found)[1:]}
-    starts = [start for _, start, _ in found.read_spans]
+    assert [CLS, *text.ids[2 - LENGTH :], SEP] == ids(encodings)[-1]
+    assert {LENGTH} == {len(window) for window in ids(encodings)[1:]}
+    starts = [start for _, start, _ in encodings.read_spans]
     assert starts == sorted(starts)
 
 
 def test_a_request_overrides_the_truncation_side(left: Tokenizer, tokenizer: Tokenizer) -> None:
     direction: Any = {"truncation_direction": "right"}
-    for task, overriding, plain in (
+    for task, override, plain in (
         (embed, embed.EmbedInput(TEXT, embed.EmbedParameters(**direction)), embed.EmbedInput(TEXT)),
         (rerank, rerank.RerankBody(query="a", texts=[TEXT], **direction), rerank.RerankBody(query="a", texts=[TEXT])),
         (classify, replace(classify_input(TEXT), truncation_side="right"), classify_input(TEXT)),
     ):
-        cut_right, overridden, cut_left = (
+        cut_right, override_cut, cut_left = (
             ids(encode(task, request, tokens, Head(labels=("LABEL_0",))))
-            for request, tokens in ((plain, tokenizer), (overriding, left), (plain, left))
+            for request, tokens in ((plain, tokenizer), (override, left), (plain, left))
         )
-        assert cut_right == overridden != cut_left
+        assert cut_right == override_cut != cut_left
 
 
 def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
-    found = encode(classify, classify_input(text), left)
-    assert found.truncated
-    assert found.read_spans == (("", text.index("good"), len(text)),)
+    encodings = encode(classify, classify_input(text), left)
+    assert encodings.truncated
+    assert encodings.read_spans == (("", text.index("good"), len(text)),)
     pair = encode(classify, classify_input("a film", text), left)
     (first_field, first_start, _), (second_field, second_start, second_end) = pair.read_spans
     assert ("text", "text_pair") == (first_field, second_field)

@@ -18,7 +18,7 @@ def agreement(measure: Any, value: float | None, decisions: int, worst: float | 
     return Agreement(measure=measure, value=value, decisions=decisions, worst=worst)
 
 
-def measured(folder: Path, **validation: Any) -> Path:
+def bundle_with(folder: Path, **validation: Any) -> Path:
     """Writes a tiny bundle whose graph has this validation report, and returns its path."""
     path = tiny.bundle(folder, "measured")
     as_json = {key: value.model_dump() if isinstance(value, Agreement) else value for key, value in validation.items()}
@@ -27,20 +27,20 @@ def measured(folder: Path, **validation: Any) -> Path:
 
 def graph_of(folder: Path, provider: str, precision: str, /, **validation: Any) -> GraphSpec:
     """Returns a graph of a provider with this validation report, by default one of full agreement that was measured on the CPU."""
-    [graph] = load_bundle(measured(folder, **{"agreement": agreement("label", 1.0, 18)} | validation)).manifest.graphs
+    [graph] = load_bundle(bundle_with(folder, **{"agreement": agreement("label", 1.0, 18)} | validation)).manifest.graphs
     return graph.model_copy(update={"provider": provider, "precision": precision})
 
 
 @pytest.mark.parametrize("flags", [{}, {"require_validation": True}, {"min_agreement": 0.9}, {"min_agreement": 0.95}])
 def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[str, Any]) -> None:
     """An agreement equal to the floor is enough. Without a floor, no report is required."""
-    measured(tmp_path, agreement=agreement("label", 0.95, 18))
+    bundle_with(tmp_path, agreement=agreement("label", 0.95, 18))
 
     assert ["measured"] == list(state_of(tmp_path, **flags).registry.models)
 
 
 @pytest.mark.parametrize(
-    ("validation", "metrics", "warned"),
+    ("validation", "metrics", "has_warning"),
     [
         ({"agreement": agreement("label", 0.97, 18)}, [], True),
         ({"agreement": agreement("label", 0.98, 18)}, [], False),
@@ -54,21 +54,21 @@ def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[s
     ],
 )
 def test_a_graph_with_low_agreement_is_logged(
-    tmp_path: Path, validation: dict[str, Any], metrics: list[Any], warned: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, validation: dict[str, Any], metrics: list[Any], has_warning: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The start logs an agreement below 98 % of the task's measure, unless metrics on labeled data are near the checkpoint's."""
-    tiny.edit(measured(tmp_path, **validation), lambda fields: fields.update(metrics=metrics))
+    tiny.edit(bundle_with(tmp_path, **validation), lambda fields: fields.update(metrics=metrics))
     state_of((tmp_path,))
 
-    assert warned == ("cpu/fp32, may answer differently" in caplog.text)
+    assert has_warning == ("cpu/fp32, may answer differently" in caplog.text)
 
 
 def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = measured(tmp_path)
+    path = bundle_with(tmp_path)
     state_of((tmp_path,))
     assert "int8" not in caplog.text
-    omitted = [{"provider": "cpu", "precision": "int8", "reason": "it moves the outputs by 0.5."}]
-    tiny.edit(path, lambda fields: fields.update(omitted=omitted))
+    omissions = [{"provider": "cpu", "precision": "int8", "reason": "it moves the outputs by 0.5."}]
+    tiny.edit(path, lambda fields: fields.update(omitted=omissions))
     state_of((tmp_path,))
 
     assert "int8" in caplog.text and "it moves the outputs by 0.5." in caplog.text
@@ -77,13 +77,13 @@ def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"), [({"require_validation": True}, "--require-validation"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
+    ("flags", "name"), [({"require_validation": True}, "--require-validation"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
 )
-def test_a_bundle_without_required_validation_is_refused(models: Path, flags: dict[str, Any], named: str) -> None:
+def test_a_bundle_without_required_validation_is_refused(models: Path, flags: dict[str, Any], name: str) -> None:
     with pytest.raises(BundleError) as error:
         state_of(models, **flags)
 
-    facts = ("bundle `tiny`", "cpu/fp32", "(0 samples)", named, "bert-export")
+    facts = ("bundle `tiny`", "cpu/fp32", "(0 samples)", name, "bert-export")
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
@@ -99,25 +99,25 @@ def test_the_embedded_bundles_have_validation_with_the_agreement_of_their_task()
             assert {"embed": "cosine", "ner": "span_f1", "rerank": "spearman"}.get(name, "label") == graph.validation.agreement.measure
 
 
-@pytest.mark.parametrize(("found", "said"), [(None, "not compared, .* --update"), (agreement("span_f1", None, 0), "not measured")])
-def test_a_floor_needs_an_agreement(tmp_path: Path, found: Agreement | None, said: str) -> None:
-    measured(tmp_path, agreement=found)
+@pytest.mark.parametrize(("report", "value"), [(None, "not compared, .* --update"), (agreement("span_f1", None, 0), "not measured")])
+def test_a_floor_needs_an_agreement(tmp_path: Path, report: Agreement | None, value: str) -> None:
+    bundle_with(tmp_path, agreement=report)
 
-    with pytest.raises(BundleError, match=said):
+    with pytest.raises(BundleError, match=value):
         state_of(tmp_path, min_agreement=0.0)
     assert ["measured"] == list(state_of(tmp_path, require_validation=True).registry.models)
 
 
 def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
     """A manifest must not claim full agreement if nothing was compared."""
-    path = measured(tmp_path, agreement={"measure": "set_f1", "value": 1.0, "decisions": 0})
+    path = bundle_with(tmp_path, agreement={"measure": "set_f1", "value": 1.0, "decisions": 0})
 
     with pytest.raises(BundleError, match=r"`value` .*`decisions` is 0"):
         load_bundle(path)
 
 
 @pytest.mark.parametrize(
-    ("found", "floor", "served"),
+    ("report", "floor", "is_served"),
     [
         (agreement("cosine", 0.995, 13, 0.97), 0.99, True),
         (agreement("cosine", 0.985, 13, 0.97), 0.99, False),
@@ -126,9 +126,9 @@ def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
         (agreement("span_f1", float("nan"), 100), 0.0, False),
     ],
 )
-def test_a_floor_applies_to_the_measure_of_the_task(tmp_path: Path, found: Agreement, floor: float, served: bool) -> None:
-    graph = graph_of(tmp_path, "cpu", "fp32", agreement=found)
-    with nullcontext() if served else pytest.raises(BundleError, match=f" {found.value:.4f} on {found.decisions} of 18 "):
+def test_a_floor_applies_to_the_measure_of_the_task(tmp_path: Path, report: Agreement, floor: float, is_served: bool) -> None:
+    graph = graph_of(tmp_path, "cpu", "fp32", agreement=report)
+    with nullcontext() if is_served else pytest.raises(BundleError, match=f" {report.value:.4f} on {report.decisions} of 18 "):
         check_report("measured", graph, min_agreement=floor)
 
 
@@ -140,7 +140,7 @@ def test_int8_without_decisions_has_a_low_agreement(tmp_path: Path, precision: s
 
 @pytest.mark.parametrize("policy", [{"required": True}, {"min_agreement": 0.5}])
 @pytest.mark.parametrize(
-    ("provider", "precision", "measured_on", "named"),
+    ("provider", "precision", "measured_on", "name"),
     [
         ("cuda", "fp16", "cpu", "on cpu in fp32, "),
         ("cuda", "fp32", "cpu", "on cpu in fp32, "),
@@ -152,13 +152,13 @@ def test_int8_without_decisions_has_a_low_agreement(tmp_path: Path, precision: s
     ],
 )
 def test_a_report_counts_only_for_the_measured_provider_and_precision(
-    tmp_path: Path, policy: dict[str, Any], provider: str, precision: str, measured_on: str, named: str | None
+    tmp_path: Path, policy: dict[str, Any], provider: str, precision: str, measured_on: str, name: str | None
 ) -> None:
     graph = graph_of(tmp_path, provider, precision, provider=measured_on)
-    if named is None:
+    if name is None:
         check_report("tiny", graph, **policy)
         return
     with pytest.raises(BundleError) as error:
         check_report("tiny", graph, **policy)
-    facts = (named, f" on {provider} in {precision}, ", f" DIR --update` on a machine with {provider}")
+    facts = (name, f" on {provider} in {precision}, ", f" DIR --update` on a machine with {provider}")
     assert [] == [fact for fact in facts if fact not in error.value.message]

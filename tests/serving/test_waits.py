@@ -22,10 +22,10 @@ def overload(simulation: Simulation, seconds: float, texts: Callable[[random.Ran
 
 def share(simulation: Simulation, holds: Callable[[float, float], bool]) -> float:
     """Returns the share of requests after the queue has filled whose predicted and real wait meet a condition."""
-    admitted = ((request, each) for request, each in simulation.admitted.items() if request.arrived > TIMEOUT_S)
-    waits = [(each.predicted_s, each.first_s) for _, each in admitted if each.first_s is not None]
+    pairs = ((request, progress) for request, progress in simulation.admitted.items() if request.arrived > TIMEOUT_S)
+    waits = [(progress.predicted_s, progress.first_s) for _, progress in pairs if progress.first_s is not None]
     assert len(waits) > 200
-    return sum(holds(predicted, real) for predicted, real in waits) / len(waits)
+    return sum(holds(predicted_s, real) for predicted_s, real in waits) / len(waits)
 
 
 def short_and_long(dice: random.Random) -> tuple[int, ...]:
@@ -38,8 +38,8 @@ def with_documents(dice: random.Random) -> tuple[int, ...]:
     return (400,) * dice.randint(3, 30) if dice.random() < 0.02 else short_and_long(dice)
 
 
-def within_twice(predicted: float, real: float) -> bool:
-    return predicted <= 2 * real and real <= 2 * predicted
+def within_twice(predicted_s: float, real: float) -> bool:
+    return predicted_s <= 2 * real and real <= 2 * predicted_s
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -49,10 +49,10 @@ def test_the_predicted_wait_is_within_a_factor_of_two(threads: int, texts: Any) 
     simulation = Simulation(threads)
     overload(simulation, 30.0, texts)
 
-    expired = [each for each in simulation.admitted.values() if each.answered_s is None]
+    expirations = [progress for progress in simulation.admitted.values() if progress.answered_s is None]
     assert simulation.refusals
     assert share(simulation, within_twice) >= 0.9
-    assert len(expired) <= len(simulation.admitted) / 10
+    assert len(expirations) <= len(simulation.admitted) / 10
 
 
 @pytest.mark.parametrize("shares", [pytest.param(False, marks=pytest.mark.full_grid), True])

@@ -77,10 +77,10 @@ async def test_a_setup_call_that_fails_ends_no_thread() -> None:
 
 
 async def test_setup_calls_end_when_the_service_stops() -> None:
-    scheduler, entered, gate = new_scheduler(), threading.Event(), threading.Event()
+    scheduler, entry, gate = new_scheduler(), threading.Event(), threading.Event()
     scheduler.start()
-    setup = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda: (entered.set(), gate.wait(20))]))
-    await asyncio.to_thread(entered.wait, 20)
+    setup = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda: (entry.set(), gate.wait(20))]))
+    await asyncio.to_thread(entry.wait, 20)
     stopping = asyncio.ensure_future(scheduler.stop(0))
     await asyncio.wait_for(setup, 10)
     gate.set()

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from app_client import faked, rejected, serving
+from app_client import error_of, fake_service, serving
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
 from bertserve.service.models import build
 from fakes import FakeEngine
-from scheduler_harness import Harness, on_loop, play, takes
+from scheduler_harness import Harness, constant_seconds, on_loop, play
 
 
-class Hanging(Harness):
+class WatchdogHarness(Harness):
     """A harness that looks at its runs on demand. A run hangs after 5 s or 20 times its prediction."""
 
     def look(self, seconds: int) -> None:
         for _ in range(seconds):
             self.scheduler.check_hung_runs()
 
-    async def one_waits(self) -> None:
+    async def wait_for_idle_thread(self) -> None:
         """Returns when a thread waits; a thread that has delivered a result needs some time until it does."""
         while self.scheduler.wait_s:
             await asyncio.sleep(0.001)
@@ -34,15 +34,15 @@ class Hanging(Harness):
 def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Its requests fail, also those of a batch that runs again in halves. After as many hangs as threads, the service is not ready."""
 
-    async def check(harness: Hanging) -> None:
-        blockers = [await harness.blocked(), await harness.blocked()]
+    async def check(harness: WatchdogHarness) -> None:
+        blockers = [await harness.block(), await harness.block()]
         harness.work.guilty = {"bad"}
         good, bad = harness.submit("good"), harness.submit("bad")
         await asyncio.sleep(0)
         await harness.work.let_one_pass()  # the blockers end, and the two share a run
         await harness.work.let_one_pass()  # the batch has failed, and its first half hangs
         await asyncio.gather(*blockers)
-        await harness.one_waits()
+        await harness.wait_for_idle_thread()
         harness.look(4)
         assert (0, True) == (harness.hangs, harness.scheduler.ready)
         harness.look(1)
@@ -56,9 +56,9 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         total_run_s, harness.clock.now = harness.scheduler.total_run_s, harness.clock.now + 1.0
         assert total_run_s == harness.scheduler.total_run_s  # the run that hangs no longer counts
         assert [["a"], ["b"]] == await asyncio.gather(harness.submit("a"), harness.submit("b"))
-        last = await harness.blocked()
-        await harness.one_waits()
-        waiting = harness.submit("waiting", runner=harness.runs(seconds=takes(2.0)))
+        last = await harness.block()
+        await harness.wait_for_idle_thread()
+        waiting = harness.submit("waiting", runner=harness.runs(seconds=constant_seconds(2.0)))
         await asyncio.sleep(0)
         harness.look(5)
         assert (2, False) == (harness.hangs, harness.scheduler.ready)
@@ -70,14 +70,14 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await harness.scheduler.stop(1000.0)
         hung.set()
 
-    play(check, Hanging, manual=True, threads=2)
+    play(check, WatchdogHarness, manual=True, threads=2)
     assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]
 
 
-@on_loop(Hanging, manual=True)
-async def test_a_long_run_hangs_after_twenty_times_its_prediction(harness: Hanging) -> None:
+@on_loop(WatchdogHarness, manual=True)
+async def test_a_long_run_hangs_after_twenty_times_its_prediction(harness: WatchdogHarness) -> None:
     harness.work.gate.clear()
-    task = harness.submit("long", runner=harness.runs(seconds=takes(2.0)))
+    task = harness.submit("long", runner=harness.runs(seconds=constant_seconds(2.0)))
     await asyncio.to_thread(harness.work.started.acquire)
     harness.look(39)
     assert 0 == harness.hangs
@@ -87,13 +87,13 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(harness: Hangi
         await task
 
 
-@on_loop(Hanging, manual=True)
-async def test_decoding_is_no_hang_however_long_it_takes(harness: Hanging) -> None:
+@on_loop(WatchdogHarness, manual=True)
+async def test_decoding_is_no_hang_however_long_it_takes(harness: WatchdogHarness) -> None:
     def decode(results: Sequence[Any]) -> list[Any]:
         harness.look(100)
         return list(results)
 
-    blocker = await harness.blocked()
+    blocker = await harness.block()
     tasks = [harness.submit(payload, finish=decode) for payload in "abc"]
     await asyncio.sleep(0)
     harness.work.gate.set()
@@ -105,15 +105,15 @@ async def test_decoding_is_no_hang_however_long_it_takes(harness: Hanging) -> No
 async def test_the_service_looks_at_its_runs_by_itself(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "TICK_S", 0.01)
     engine = FakeEngine()
-    service = faked(models, engine)
+    service = fake_service(models, engine)
     engine.gate.clear()
     async with serving(service) as client:
-        rejected(await client.post("/classify", json={"inputs": "good"}), 500, "engine")
+        error_of(await client.post("/classify", json={"inputs": "good"}), 500, "engine")
         assert not service.scheduler.ready
         engine.gate.set()
 
 
-class EndsLate(Hanging):
+class EndsLate(WatchdogHarness):
     """A harness whose runs end while their thread is replaced."""
 
     def count_hang(self) -> None:
@@ -125,35 +125,35 @@ class EndsLate(Hanging):
 @on_loop(EndsLate, manual=True, threads=2)
 async def test_a_run_that_ends_while_its_thread_is_replaced_fails(harness: EndsLate) -> None:
     """It is either answered or counted."""
-    task = await harness.blocked()
+    task = await harness.block()
     harness.look(5)
     with pytest.raises(EngineError):
         await task
     assert (1, ["next"]) == (harness.hangs, await harness.run("next"))
 
 
-@on_loop(Hanging, manual=True)
-async def test_a_setup_call_after_a_run_is_not_part_of_the_run(harness: Hanging) -> None:
-    started, gate = threading.Event(), threading.Event()
+@on_loop(WatchdogHarness, manual=True)
+async def test_a_setup_call_after_a_run_is_not_part_of_the_run(harness: WatchdogHarness) -> None:
+    start, gate = threading.Event(), threading.Event()
 
     def setup() -> None:
-        started.set()
+        start.set()
         gate.wait(10)
 
-    task = await harness.blocked()
+    task = await harness.block()
     calls = asyncio.create_task(asyncio.to_thread(harness.scheduler.on_each_thread, [setup]))
     await asyncio.sleep(0.05)
     harness.work.gate.set()
     await task
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(start.wait, 10)
     harness.look(20)
     gate.set()
     await calls
     assert (0, True) == (harness.hangs, harness.scheduler.ready)
 
 
-@on_loop(Hanging, manual=True, threads=2)
-async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: Hanging) -> None:
+@on_loop(WatchdogHarness, manual=True, threads=2)
+async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: WatchdogHarness) -> None:
     """They refer to engines, which must be freed when their model is unloaded."""
 
     class Engine:
@@ -161,8 +161,8 @@ async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: Hanging) -> 
             pass
 
     engines = [Engine(), Engine()]
-    kept = [weakref.ref(engine) for engine in engines]
-    task = await harness.blocked()
+    references = [weakref.ref(engine) for engine in engines]
+    task = await harness.block()
     warm_up = asyncio.ensure_future(asyncio.to_thread(harness.scheduler.on_each_thread, [engines[0].warm_up]))
     await asyncio.sleep(0.1)
     harness.look(5)
@@ -172,10 +172,10 @@ async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: Hanging) -> 
     del warm_up
     for _ in range(100):  # the thread of `to_thread` drops its call soon
         gc.collect()
-        if not any(engine() for engine in kept):
+        if not any(engine() for engine in references):
             break
         await asyncio.sleep(0.02)
-    assert [None, None] == [engine() for engine in kept]
+    assert [None, None] == [engine() for engine in references]
     assert task.exception() is not None
 
 
@@ -188,12 +188,12 @@ async def test_after_a_lost_device_only_another_process_helps(harness: Harness) 
         runs.append(payloads)
         raise DeviceLostError("the GPU failed (CUDA failure 700).")
 
-    blockers = [await harness.blocked(), await harness.blocked()]
-    lost = [harness.submit(payload, runner=harness.runs(lose, shares_batches=False)) for payload in "ab"]
-    waiting = harness.submit("c", runner=harness.runs(seconds=takes(1.0)))
+    blockers = [await harness.block(), await harness.block()]
+    failures = [harness.submit(payload, runner=harness.runs(lose, shares_batches=False)) for payload in "ab"]
+    waiting = harness.submit("c", runner=harness.runs(seconds=constant_seconds(1.0)))
     await asyncio.sleep(0)
     harness.work.gate.set()
-    for task in (*lost, waiting, harness.submit("late")):
+    for task in (*failures, waiting, harness.submit("late")):
         with pytest.raises(UnavailableError):
             await task
     assert not harness.scheduler.ready

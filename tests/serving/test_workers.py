@@ -17,7 +17,7 @@ import pytest
 
 import slow
 import tiny
-from app_client import play, rejected
+from app_client import error_of, play
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import metric, wait_until
@@ -29,14 +29,14 @@ TWO = ("--workers", "2", "--threads", "2")
 
 
 @contextmanager
-def clients_of(served: Any, count: int, *, workers: int = 1) -> Iterator[list[httpx.Client]]:
+def clients_of(server: Any, count: int, *, workers: int = 1) -> Iterator[list[httpx.Client]]:
     """Yields clients with a connection each: at least `count` of them, and enough for connections to `workers` workers."""
     clients: list[httpx.Client] = []
-    reached: set[int] = set()
+    workers_seen: set[int] = set()
     with ExitStack() as stack:
-        while len(clients) < count or len(reached) < workers:
-            clients.append(stack.enter_context(httpx.Client(base_url=served.url, timeout=30, trust_env=False)))
-            reached.add(worker_of(clients[-1])["index"])
+        while len(clients) < count or len(workers_seen) < workers:
+            clients.append(stack.enter_context(httpx.Client(base_url=server.url, timeout=30, trust_env=False)))
+            workers_seen.add(worker_of(clients[-1])["index"])
         yield clients
 
 
@@ -46,13 +46,13 @@ def worker_of(client: httpx.Client) -> dict[str, int]:
     return worker
 
 
-def workers_of(served: Any, count: int = 2) -> dict[int, int]:
+def workers_of(server: Any, count: int = 2) -> dict[int, int]:
     """Returns the process id of each of `count` workers by index."""
-    with clients_of(served, 8, workers=count) as clients:
+    with clients_of(server, 8, workers=count) as clients:
         return {worker["index"]: worker["pid"] for worker in map(worker_of, clients)}
 
 
-def answered(client: httpx.Client) -> float:
+def count_answers(client: httpx.Client) -> float:
     """Returns how many requests the metrics page counts as answered with 200."""
     return metric(client.get("/metrics").text, "requests_total", status="200")
 
@@ -62,68 +62,68 @@ def test_info_has_the_totals_and_the_share_of_the_worker(models: Path) -> None:
         return (await client.get("/info")).json()
 
     settings = Settings(models=models, workers=2, threads=3, max_batch_tokens=64, max_queue_tokens=1001)
-    said = play(build(settings, index=1), info)
+    page = play(build(settings, index=1), info)
 
-    assert (3, 1001) == (said["limits"]["threads"], said["limits"]["max_queue_tokens"])
-    assert {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "threads": 1} == said["worker"]
+    assert (3, 1001) == (page["limits"]["threads"], page["limits"]["max_queue_tokens"])
+    assert {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "threads": 1} == page["worker"]
 
 
 @pytest.mark.parametrize("threads", [None, 2])
 def test_every_worker_has_a_thread(models: Path, threads: int | None) -> None:
     """The rule is the same for a given number of threads and for the default."""
     settings = Settings(models=models, workers=250, threads=threads, max_batch_tokens=64)
-    made = [build(settings, index=index) for index in (0, 249)]
+    states = [build(settings, index=index) for index in (0, 249)]
 
-    assert [(250, 1)] * 2 == [(service.total_threads, service.threads) for service in made]
+    assert [(250, 1)] * 2 == [(service.total_threads, service.threads) for service in states]
 
 
 def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Path, tmp_path: Path) -> None:
-    with running(models, tmp_path / "log", *TWO) as served, clients_of(served, 8, workers=2) as clients:
+    with running(models, tmp_path / "log", *TWO) as server, clients_of(server, 8, workers=2) as clients:
         for client in clients:
             assert 200 == client.post("/classify", json={"inputs": ["good", "bad"]}).status_code
-        wait_until(lambda: {float(len(clients))} == {answered(client) for client in clients})  # each answer is counted after it was sent
+        wait_until(
+            lambda: {float(len(clients))} == {count_answers(client) for client in clients}
+        )  # each answer is counted after it was sent
         page = clients[0].get("/metrics").text
         assert 'bertserve_model_info{model="tiny"' in page
         assert "pid=" not in page
         assert ["bertserve_queue_items 0.0"] == [line for line in page.splitlines() if line.startswith("bertserve_queue_items")]
         assert {"bertserve_workers 2.0", "bertserve_threads 2.0", "bertserve_ready_workers 2.0"} <= set(page.splitlines())
         assert ["0", "1"] == re.findall(r'^process_resident_memory_bytes\{worker="(\d)"\} \d', page, re.MULTILINE)
-    assert [] == served.lines()
+    assert [] == server.lines()
 
 
 def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, tmp_path: Path) -> None:
-    with running(models, tmp_path / "log", *TWO) as served:
-        before = workers_of(served)
-        with clients_of(served, 8) as clients:
+    with running(models, tmp_path / "log", *TWO) as server:
+        before = workers_of(server)
+        with clients_of(server, 8) as clients:
             for client in clients:
                 client.post("/classify", json={"inputs": "good"})
-            wait_until(lambda: answered(clients[0]) == 8.0)  # each answer is counted after it was sent
+            wait_until(lambda: count_answers(clients[0]) == 8.0)  # each answer is counted after it was sent
         os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: f"(pid:{before[0]}) was sent SIGKILL" in served.log.read_text())
-        with clients_of(served, 1) as [client]:
+        wait_until(lambda: f"(pid:{before[0]}) was sent SIGKILL" in server.log.read_text())
+        with clients_of(server, 1) as [client]:
             assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
-            wait_until(lambda: 9.0 == answered(client))
-        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
-        after = workers_of(served)
+            wait_until(lambda: 9.0 == count_answers(client))
+        wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
+        after = workers_of(server)
         assert {0, 1} == set(after)
         assert before[1] == after[1]
         assert before[0] != after[0]
-        with clients_of(served, 4) as clients:
+        with clients_of(server, 4) as clients:
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
-            wait_until(lambda: {13.0} == {answered(client) for client in clients})
+            wait_until(lambda: {13.0} == {count_answers(client) for client in clients})
             assert 'bertserve_workers_replaced_total{reason="ended"} 1.0' in clients[0].get("/metrics").text
 
 
 def test_the_log_has_the_exit_code_of_a_worker(models: Path, tmp_path: Path) -> None:
     """Here each worker ends as if its inference threads had failed."""
-    failing = (
-        "from bertserve.service.server import serve; work = serve.serve_models; serve.serve_models = lambda *a, **b: work(*a, **b) or 1"
-    )
-    with running(models, tmp_path / "log", *TWO, program=f"{failing}; {BERT_SERVE}") as served:
-        pid = workers_of(served)[0]
+    patch = "from bertserve.service.server import serve; work = serve.serve_models; serve.serve_models = lambda *a, **b: work(*a, **b) or 1"
+    with running(models, tmp_path / "log", *TWO, program=f"{patch}; {BERT_SERVE}") as server:
+        pid = workers_of(server)[0]
         os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: f"Worker (pid:{pid}) exited with code 1" in served.log.read_text())
-        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
+        wait_until(lambda: f"Worker (pid:{pid}) exited with code 1" in server.log.read_text())
+        wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
 
 
 IMPATIENT = f"from bertserve.service.server import workers; workers.HUNG_S = 5; {BERT_SERVE}"
@@ -131,17 +131,17 @@ IMPATIENT = f"from bertserve.service.server import workers; workers.HUNG_S = 5; 
 
 @pytest.mark.full_grid
 def test_a_worker_that_hangs_is_replaced(models: Path, tmp_path: Path) -> None:
-    with running(models, tmp_path / "log", *TWO, program=IMPATIENT) as served:
-        before = workers_of(served)
+    with running(models, tmp_path / "log", *TWO, program=IMPATIENT) as server:
+        before = workers_of(server)
         start = time.monotonic()
         os.kill(before[0], signal.SIGSTOP)  # a stopped process cannot even handle SIGTERM
-        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
+        wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
         print(f"replaced after {time.monotonic() - start:.1f} s")
-        after = workers_of(served)
+        after = workers_of(server)
         assert before[0] != after[0]
         assert before[1] == after[1]
-        assert f"WORKER TIMEOUT (pid:{before[0]})" in served.log.read_text()
-        with clients_of(served, 4) as clients:
+        assert f"WORKER TIMEOUT (pid:{before[0]})" in server.log.read_text()
+        with clients_of(server, 4) as clients:
             assert 'bertserve_workers_replaced_total{reason="hung"} 1.0' in clients[0].get("/metrics").text
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
 
@@ -150,31 +150,31 @@ def test_a_worker_that_hangs_is_replaced(models: Path, tmp_path: Path) -> None:
 def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
     """A graph really hangs: the watchdog fails its request, then the worker ends. The other worker answers meanwhile."""
     models = slow.hanging_bundle(tmp_path / "models").parent
-    with running(models, tmp_path / "log", *TWO) as served, clients_of(served, 4, workers=2) as clients, ThreadPoolExecutor(1) as pool:
-        before = workers_of(served)
-        hanging = clients[0]
-        working = next(client for client in clients if worker_of(client) != worker_of(hanging))
-        hung, answers = pool.submit(hanging.post, "/classify", json={"inputs": "dull"}), []
-        while "restarted as process" not in served.log.read_text():
-            answers.append(working.post("/classify", json={"inputs": "good"}).status_code)
+    with running(models, tmp_path / "log", *TWO) as server, clients_of(server, 4, workers=2) as clients, ThreadPoolExecutor(1) as pool:
+        before = workers_of(server)
+        hanging_client = clients[0]
+        working_client = next(client for client in clients if worker_of(client) != worker_of(hanging_client))
+        hung, answers = pool.submit(hanging_client.post, "/classify", json={"inputs": "dull"}), []
+        while "restarted as process" not in server.log.read_text():
+            answers.append(working_client.post("/classify", json={"inputs": "good"}).status_code)
             time.sleep(0.05)
         assert {200} == set(answers)
-        assert "hung for" in rejected(hung.result(), 500, "engine")
-        assert 1 == len(set(workers_of(served).values()) - set(before.values()))
-        assert "hung_runs_total 1.0" in working.get("/metrics").text
-    assert "hangs: a run has taken" in served.log.read_text()
-    assert "exited with code 1" in served.log.read_text()
-    assert "dull" not in served.log.read_text()
+        assert "hung for" in error_of(hung.result(), 500, "engine")
+        assert 1 == len(set(workers_of(server).values()) - set(before.values()))
+        assert "hung_runs_total 1.0" in working_client.get("/metrics").text
+    assert "hangs: a run has taken" in server.log.read_text()
+    assert "exited with code 1" in server.log.read_text()
+    assert "dull" not in server.log.read_text()
 
 
 @pytest.mark.full_grid
 def test_a_process_whose_threads_hang_ends(tmp_path: Path) -> None:
     """A supervisor can then start another one."""
-    with running(slow.hanging_bundle(tmp_path / "models").parent, tmp_path / "log", "--threads", "1") as served:
-        hung = httpx.post(f"{served.url}/classify", json={"inputs": "dull"}, timeout=60, trust_env=False)
-        assert "hung for" in rejected(hung, 500, "engine")
-        assert 1 == served.process.wait(30)
-        assert "as many runs have hung" in served.log.read_text()
+    with running(slow.hanging_bundle(tmp_path / "models").parent, tmp_path / "log", "--threads", "1") as server:
+        hung = httpx.post(f"{server.url}/classify", json={"inputs": "dull"}, timeout=60, trust_env=False)
+        assert "hung for" in error_of(hung, 500, "engine")
+        assert 1 == server.process.wait(30)
+        assert "as many runs have hung" in server.log.read_text()
 
 
 @pytest.mark.full_grid
@@ -182,43 +182,43 @@ def test_a_worker_that_drains_is_not_killed(tmp_path: Path) -> None:
     """It answers its open requests, although this takes longer than the limit for a worker that hangs; then another one starts."""
     slow.bundle(tmp_path / "slow")
     with (
-        running(tmp_path / "slow", tmp_path / "log", *TWO, "--timeout-ms", "120000", program=IMPATIENT) as served,
-        clients_of(served, 2, workers=2) as clients,
+        running(tmp_path / "slow", tmp_path / "log", *TWO, "--timeout-ms", "120000", program=IMPATIENT) as server,
+        clients_of(server, 2, workers=2) as clients,
         ThreadPoolExecutor(len(clients)) as pool,
     ):
         pid = worker_of(clients[0])["pid"]
         open_requests = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 120}) for client in clients]
-        wait_until(lambda: waiting(served) > 120 * (len(clients) - 1))  # the last one is accepted too
+        wait_until(lambda: waiting(server) > 120 * (len(clients) - 1))  # the last one is accepted too
         start = time.monotonic()
         os.kill(pid, signal.SIGTERM)
         assert {200} == {future.result().status_code for future in open_requests}
         print(f"drained for {time.monotonic() - start:.1f} s")
-        wait_until(lambda: "restarted as process" in served.log.read_text())
-    assert "TIMEOUT" not in served.log.read_text()
+        wait_until(lambda: "restarted as process" in server.log.read_text())
+    assert "TIMEOUT" not in server.log.read_text()
 
 
 def test_the_others_serve_while_a_worker_cannot_be_replaced(models: Path, tmp_path: Path) -> None:
     """The start is repeated until the models can be loaded again. The service ends only if no worker is left."""
     tokenizer = (models / "tiny/tokenizer.json").read_bytes()
     program = f"from bertserve.service.server import workers; workers.RETRY_S = 0.5; {BERT_SERVE}"
-    with running(models, tmp_path / "log", *TWO, program=program) as served:
-        before = workers_of(served)
+    with running(models, tmp_path / "log", *TWO, program=program) as server:
+        before = workers_of(server)
         (models / "tiny/tokenizer.json").unlink()
         os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: served.log.read_text().count("cannot start: ") >= 2)
-        assert {1: before[1]} == workers_of(served, 1)
-        with clients_of(served, 1) as [client]:
+        wait_until(lambda: server.log.read_text().count("cannot start: ") >= 2)
+        assert {1: before[1]} == workers_of(server, 1)
+        with clients_of(server, 1) as [client]:
             assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
             assert {"bertserve_workers 2.0", "bertserve_ready_workers 1.0"} <= set(client.get("/metrics").text.splitlines())
         (models / "tiny/tokenizer.json").write_bytes(tokenizer)
-        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
-        after = workers_of(served)
+        wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
+        after = workers_of(server)
         assert ({0, 1}, before[1]) == (set(after), after[1])
         (models / "tiny/tokenizer.json").unlink()
         for worker in after.values():
             os.kill(worker, signal.SIGKILL)
-        assert 1 == served.process.wait(30)
-        assert "tokenizer.json" in served.log.read_text().splitlines()[-1]
+        assert 1 == server.process.wait(30)
+        assert "tokenizer.json" in server.log.read_text().splitlines()[-1]
 
 
 @pytest.mark.full_grid
@@ -227,68 +227,68 @@ def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
     """Both workers answer the requests that they have accepted, even if they get the signal too. The exit code is 0."""
     slow.bundle(tmp_path / "slow")
     with (
-        running(tmp_path / "slow", tmp_path / "log", *TWO) as served,
-        clients_of(served, 4, workers=2) as clients,
+        running(tmp_path / "slow", tmp_path / "log", *TWO) as server,
+        clients_of(server, 4, workers=2) as clients,
         ThreadPoolExecutor(len(clients)) as pool,
     ):
-        workers = workers_of(served)
-        accepted = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 60}) for client in clients]
-        wait_until(lambda: waiting(served) > 60 * (len(clients) - 1))  # the last one is accepted too
-        served.process.send_signal(number)
+        workers = workers_of(server)
+        answers = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 60}) for client in clients]
+        wait_until(lambda: waiting(server) > 60 * (len(clients) - 1))  # the last one is accepted too
+        server.process.send_signal(number)
         for pid in workers.values():
             os.kill(pid, number)  # like a terminal or systemd, which sends it to the whole group
-        assert {(200, 60)} == {(future.result().status_code, len(future.result().json())) for future in accepted}
-        assert 0 == served.process.wait(10)
-    assert [] == served.lines()
+        assert {(200, 60)} == {(future.result().status_code, len(future.result().json())) for future in answers}
+        assert 0 == server.process.wait(10)
+    assert [] == server.lines()
 
 
-def waiting(served: ServeProcess) -> float:
-    return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "queue_items")
+def waiting(server: ServeProcess) -> float:
+    return metric(httpx.get(f"{server.url}/metrics", trust_env=False).text, "queue_items")
 
 
 def test_no_worker_outlives_its_parent_process(models: Path, tmp_path: Path) -> None:
-    with running(models, tmp_path / "log", *TWO) as served:
-        served.process.kill()
-        reader = threading.Thread(target=served.process.stdout.read)  # ends when the last process has closed its stdout
+    with running(models, tmp_path / "log", *TWO) as server:
+        server.process.kill()
+        reader = threading.Thread(target=server.process.stdout.read)  # ends when the last process has closed its stdout
         reader.start()
         reader.join(15)
         assert not reader.is_alive()
         with pytest.raises(httpx.TransportError):
-            httpx.get(served.url, trust_env=False)
+            httpx.get(server.url, trust_env=False)
 
 
 @pytest.mark.full_grid
 def test_sighup_changes_the_models_of_all_workers_under_load(models: Path, tmp_path: Path) -> None:
-    with running(models, tmp_path / "log", *TWO) as served, clients_of(served, 8, workers=2) as clients:
-        done = threading.Event()
-        seen: set[tuple[float, ...]] = set()
+    with running(models, tmp_path / "log", *TWO) as server, clients_of(server, 8, workers=2) as clients:
+        stop = threading.Event()
+        vectors: set[tuple[float, ...]] = set()
 
         def ask(client: httpx.Client) -> None:
-            while not done.is_set():
+            while not stop.is_set():
                 answer = client.post("/models/tiny", json={"inputs": ["good"] * 20})
                 assert 200 == answer.status_code, answer.text
                 [scores] = {tuple(item["score"] for item in result) for result in answer.json()}
-                seen.add(scores)
+                vectors.add(scores)
 
         def versions() -> set[str]:
             return {client.get("/models/tiny").json()["version"] for client in clients[4:]}
 
-        before = workers_of(served)
+        before = workers_of(server)
         with ThreadPoolExecutor(4) as pool:
-            asking = [pool.submit(ask, client) for client in clients[:4]]
+            requests = [pool.submit(ask, client) for client in clients[:4]]
             for seed in (1, 2, 3):
                 old = versions()
                 shutil.rmtree(models / "tiny")
                 tiny.bundle(models, "tiny", seed=seed)
-                served.process.send_signal(signal.SIGHUP)
+                server.process.send_signal(signal.SIGHUP)
                 wait_until(lambda old=old: len(now := versions()) == 1 and now.isdisjoint(old))
-            done.set()
-            for future in asking:
+            stop.set()
+            for future in requests:
                 future.result()
-        assert len(seen) >= 3
+        assert len(vectors) >= 3
         new = versions()
         os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
-        with clients_of(served, 2, workers=2) as others:
+        wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
+        with clients_of(server, 2, workers=2) as others:
             assert new == {client.get("/models/tiny").json()["version"] for client in others}
-    assert "Traceback" not in served.log.read_text()
+    assert "Traceback" not in server.log.read_text()

@@ -43,10 +43,10 @@ def models_for(folder: Path) -> Path:
     return folder / "models"
 
 
-def target(served: ServeProcess, path: str, bodies: Iterable[Any], **headers: str) -> Target:
+def target(server: ServeProcess, path: str, bodies: Iterable[Any], **headers: str) -> Target:
     """Returns a target for the load generator: a path and its bodies, sent in turn. Bytes are sent unchanged, other bodies as JSON."""
-    encoded = [Body(body if isinstance(body, bytes) else json.dumps(body).encode(), 1) for body in bodies]
-    return build_target(parse_url(served.url + path), encoded, headers)
+    load_bodies = [Body(body if isinstance(body, bytes) else json.dumps(body).encode(), 1) for body in bodies]
+    return build_target(parse_url(server.url + path), load_bodies, headers)
 
 
 def load(target: Target, connections: int, duration_s: float, *, warmup_s: float = 0.0, arrivals: Sequence[float] | None = None) -> Load:
@@ -56,15 +56,15 @@ def load(target: Target, connections: int, duration_s: float, *, warmup_s: float
     return result
 
 
-def measured(load: Load) -> list[RequestRecord]:
+def measured_records(load: Load) -> list[RequestRecord]:
     """Returns the requests that were due within the measured time."""
     start, end = load.measured
     return [record for record in load.records if start <= record.intended < end]
 
 
-def metrics(served: ServeProcess) -> str:
+def metrics(server: ServeProcess) -> str:
     """Returns the page of the service's metrics."""
-    return httpx.get(f"{served.url}/metrics", trust_env=False, timeout=60).text
+    return httpx.get(f"{server.url}/metrics", trust_env=False, timeout=60).text
 
 
 def by_status(page: str) -> Counter[int]:
@@ -81,11 +81,11 @@ def assert_each_ended_once(before: str, after: str, *loads: Load) -> Counter[int
     Returns:
         Outcome -> number of requests.
     """
-    ended = Counter(record.outcome for load in loads for record in load.records)
-    answered = by_status(after) - by_status(before)
-    assert answered == ended, (answered, ended)
+    outcomes = Counter(record.outcome for load in loads for record in load.records)
+    statuses = by_status(after) - by_status(before)
+    assert statuses == outcomes, (statuses, outcomes)
     assert (0, 0) == (metric(after, "queue_items"), metric(after, "queue_tokens"))
-    return ended
+    return outcomes
 
 
 def show(bar: str, figure: str) -> None:
@@ -94,15 +94,15 @@ def show(bar: str, figure: str) -> None:
         print(f"\n  {bar}: {figure}", end="", flush=True)
 
 
-def accesses(served: ServeProcess) -> list[dict[str, Any]]:
+def accesses(server: ServeProcess) -> list[dict[str, Any]]:
     """Returns the access log of a service with `--access-log --log-format json`: one line per answered request."""
-    lines = map(json.loads, Path(served.log).read_text().splitlines())
+    lines = map(json.loads, Path(server.log).read_text().splitlines())
     return [line for line in lines if line["logger"] == "bertserve.access"]
 
 
-def descriptors(served: ServeProcess) -> int:
-    return len(os.listdir(f"/proc/{served.process.pid}/fd"))
+def descriptors(server: ServeProcess) -> int:
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
-def threads(served: ServeProcess) -> int:
-    return len(os.listdir(f"/proc/{served.process.pid}/task"))
+def threads(server: ServeProcess) -> int:
+    return len(os.listdir(f"/proc/{server.process.pid}/task"))

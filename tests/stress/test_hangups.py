@@ -34,74 +34,74 @@ LONG_RUN = json.dumps({"inputs": "dull"}).encode()
 
 def test_requests_of_disconnected_clients_release_all_resources(tmp_path: Path) -> None:
     slow.hanging_bundle(tmp_path / "models", turns=int(HELD_S * slow.SECOND), batch_invariant=False)
-    with running(tmp_path / "models", tmp_path / "log", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as served:
-        metrics(served)  # the first metrics page starts a thread
-        held, working = descriptors(served), threads(served)
-        waited, memory = [], [served.memory_mib()]
+    with running(tmp_path / "models", tmp_path / "log", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as server:
+        metrics(server)  # the first metrics page starts a thread
+        num_descriptors, num_threads = descriptors(server), threads(server)
+        waits, memory = [], [server.memory_mib()]
         for _ in range(WAVES):
-            waited.append(wave(served))
-            memory.append(served.memory_mib())
-        wait_until(lambda: descriptors(served) <= held)  # the connection of the metrics page can still be closing
-        assert threads(served) < working + PAGE_THREADS
-        assert_threads_live(served)
+            waits.append(wave(server))
+            memory.append(server.memory_mib())
+        wait_until(lambda: descriptors(server) <= num_descriptors)  # the connection of the metrics page can still be closing
+        assert threads(server) < num_threads + PAGE_THREADS
+        assert_threads_live(server)
         show(f"rows run for {WAVES} times {CLIENTS} clients that left while they waited, bar 0", "0")
         show("memory before and after each wave", " ".join(f"{one:.0f}" for one in memory) + " MiB")
-        show("memory while they waited", " ".join(f"{one:.0f}" for one in waited) + " MiB")
+        show("memory while they waited", " ".join(f"{one:.0f}" for one in waits) + " MiB")
         assert not LONG or memory[-1] <= MOST_GROWTH * memory[1]
-        assert "ERROR" not in served.log.read_text()
+        assert "ERROR" not in server.log.read_text()
 
 
-def wave(served: ServeProcess) -> float:
+def wave(server: ServeProcess) -> float:
     """Repeats `try_wave` until all disconnects were seen while the inference threads were busy. Returns the memory of the last try."""
     for _ in range(TRIES):
-        memory = try_wave(served, metrics(served))
+        memory = try_wave(server, metrics(server))
         if memory is not None:
             return memory
     raise AssertionError(f"of {TRIES} times the runs were over before the clients were seen to leave")
 
 
-def try_wave(served: ServeProcess, before: str) -> float | None:
+def try_wave(server: ServeProcess, before: str) -> float | None:
     """Connects all clients while each inference thread has a long run, and disconnects all of them, including those with a run.
 
     Returns:
         Memory of the service in MiB while the clients waited; None if the runs ended too soon, because other texts can have run then.
     """
-    with leaving() as connections:
-        connections += [socket.create_connection(served.address, timeout=30) for _ in range(CLIENTS)]
+    with open_and_leave() as connections:
+        connections += [socket.create_connection(server.address, timeout=30) for _ in range(CLIENTS)]
         for connection in connections[: THREADS + 1]:
             send(connection, LONG_RUN)
-        wait_until(lambda: queued(served) == queued(served) == 1 or runs(served, before) > 0)
+        wait_until(lambda: queue_tokens(server) == queue_tokens(server) == 1 or runs(server, before) > 0)
         for number, connection in enumerate(connections[THREADS + 1 :]):
             send(connection, TEXTS[number % 2])
-        wait_until(lambda: queued(served) == CLIENTS - THREADS or runs(served, before) > 0)
-        memory = served.memory_mib()
-        all_wait = queued(served) == CLIENTS - THREADS and runs(served, before) == 0
-    wait_until(lambda: queued(served) == 0)
-    busy = runs(served, before) == 0
-    wait_until(lambda: runs(served, before) >= THREADS)
+        wait_until(lambda: queue_tokens(server) == CLIENTS - THREADS or runs(server, before) > 0)
+        memory = server.memory_mib()
+        all_wait = queue_tokens(server) == CLIENTS - THREADS and runs(server, before) == 0
+    wait_until(lambda: queue_tokens(server) == 0)
+    busy = runs(server, before) == 0
+    wait_until(lambda: runs(server, before) >= THREADS)
     if not (all_wait and busy):
         return None
-    after = metrics(served)
+    after = metrics(server)
     assert {GONE: CLIENTS} == by_status(after) - by_status(before)
     assert CLIENTS == metric(after, "cancelled_total") - metric(before, "cancelled_total")
     assert THREADS == metric(after, "batch_rows_sum") - metric(before, "batch_rows_sum")
     return memory
 
 
-def queued(served: ServeProcess) -> float:
-    return metric(metrics(served), "queue_items")
+def queue_tokens(server: ServeProcess) -> float:
+    return metric(metrics(server), "queue_items")
 
 
-def runs(served: ServeProcess, before: str) -> float:
+def runs(server: ServeProcess, before: str) -> float:
     """Returns the number of runs that have ended since the metrics `before`."""
-    return metric(metrics(served), "inference_seconds_count") - metric(before, "inference_seconds_count")
+    return metric(metrics(server), "inference_seconds_count") - metric(before, "inference_seconds_count")
 
 
-def assert_threads_live(served: ServeProcess) -> None:
+def assert_threads_live(server: ServeProcess) -> None:
     """Asserts that parallel requests are answered, one per inference thread."""
     with ThreadPoolExecutor(THREADS) as pool:
-        asked = [pool.submit(httpx.post, f"{served.url}/classify", content=LONG_RUN, timeout=60, trust_env=False) for _ in range(THREADS)]
-        assert [200] * THREADS == [answer.result().status_code for answer in asked]
+        posts = [pool.submit(httpx.post, f"{server.url}/classify", content=LONG_RUN, timeout=60, trust_env=False) for _ in range(THREADS)]
+        assert [200] * THREADS == [answer.result().status_code for answer in posts]
 
 
 def send(connection: socket.socket, body: bytes) -> None:
@@ -109,7 +109,7 @@ def send(connection: socket.socket, body: bytes) -> None:
 
 
 @contextmanager
-def leaving() -> Iterator[list[socket.socket]]:
+def open_and_leave() -> Iterator[list[socket.socket]]:
     """Yields a list of connections. At the end half of them close normally, and half with a reset, as when a process dies."""
     connections: list[socket.socket] = []
     try:

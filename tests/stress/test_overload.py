@@ -11,7 +11,7 @@ import slow
 from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.workloads import workload_inputs
 from conftest import ROOT
-from loads import LONG, accesses, assert_each_ended_once, load, measured, metrics, seconds, show, target
+from loads import LONG, accesses, assert_each_ended_once, load, measured_records, metrics, seconds, show, target
 from replica import running
 
 pytestmark = pytest.mark.serial
@@ -34,23 +34,23 @@ def short_and_long() -> list[Any]:
 
 def test_each_request_ends_once_under_overload(tmp_path: Path) -> None:
     models = ROOT / "models" if LONG else slow.bundle(tmp_path / "models").parent
-    with running(models, tmp_path / "log", "--access-log", "--log-format", "json") as served:
-        texts = target(served, "/classify", short_and_long(), **{"x-request-timeout-ms": str(DEADLINE_MS)})
+    with running(models, tmp_path / "log", "--access-log", "--log-format", "json") as server:
+        texts = target(server, "/classify", short_and_long(), **{"x-request-timeout-ms": str(DEADLINE_MS)})
         load(texts, 32, seconds(5) / 4)
-        before = metrics(served)
+        before = metrics(server)
         best = [load(texts, connections, seconds(10) / 4, warmup_s=seconds(1) / 4) for connections in CONNECTIONS]
         throughput = max(map(answered_per_s, best))
-        middle = metrics(served)
+        middle = metrics(server)
         lasts_s = seconds(60)
         arrivals = poisson_arrivals(OVERLOAD * max(10.0, throughput), FILLS_S + lasts_s, seed=1)
         overload = load(texts, 4000, lasts_s, warmup_s=FILLS_S, arrivals=arrivals)
-        after = metrics(served)
+        after = metrics(server)
         assert_each_ended_once(before, middle, *best)
-        ended = assert_each_ended_once(middle, after, overload)
-        assert {200, 429} <= set(ended) <= {200, 429, 504}
+        outcomes = assert_each_ended_once(middle, after, overload)
+        assert {200, 429} <= set(outcomes) <= {200, 429, 504}
         goodput = answered_per_s(overload)
-        accepted_ms = [1000 * (record.ended - record.intended) for record in measured(overload) if record.outcome == 200]
-        refused_ms = [line["ms"] for line in accesses(served)[-len(arrivals) :] if line.get("status") == 429]
+        accepted_ms = [1000 * (record.ended - record.intended) for record in measured_records(overload) if record.outcome == 200]
+        refused_ms = [line["ms"] for line in accesses(server)[-len(arrivals) :] if line.get("status") == 429]
         show("goodput, and throughput of the best closed loop", f"{goodput:.0f} and {throughput:.0f} requests/s")
         show("p50 of accepted and of refused requests", f"{median(accepted_ms):.1f} and {median(refused_ms):.2f} ms")
         assert goodput > throughput / 2

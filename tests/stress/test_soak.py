@@ -54,16 +54,16 @@ def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path) -> None:
     by_path: dict[str, list[Any]] = {}
     for path, body in BODIES:
         by_path.setdefault(path, []).append(body)
-    with running(models_for(tmp_path), tmp_path / "log") as served:
-        everything = [target(served, path, bodies) for path, bodies in by_path.items()]
-        before, loads, readings = metrics(served), [], []
+    with running(models_for(tmp_path), tmp_path / "log") as server:
+        everything = [target(server, path, bodies) for path, bodies in by_path.items()]
+        before, loads, readings = metrics(server), [], []
         for _ in range(ROUNDS):
             with ThreadPoolExecutor(len(everything)) as pool:
                 loads += pool.map(lambda path: load(path, CONNECTIONS, max(seconds(600) / ROUNDS, 0.5)), everything)
-            readings.append(settled(served))
-        ended = assert_each_ended_once(before, metrics(served), *loads)
-        assert {200, 422} <= set(ended) <= {200, 400, 404, 413, 422}
-        assert "ERROR" not in served.log.read_text()
+            readings.append(settled_usage(server))
+        outcomes = assert_each_ended_once(before, metrics(server), *loads)
+        assert {200, 422} <= set(outcomes) <= {200, 400, 404, 413, 422}
+        assert "ERROR" not in server.log.read_text()
     memory, files, counts = zip(*readings, strict=True)
     show("memory in MiB, descriptors and threads after each round", str(readings))
     assert memory[-1] <= memory[ROUNDS // 2 - 1] * (1 + MOST_GROWTH)
@@ -71,11 +71,11 @@ def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path) -> None:
     assert max(counts[ROUNDS // 2 :]) <= max(counts[: ROUNDS // 2])
 
 
-def settled(served: ServeProcess) -> tuple[float, int, int]:
+def settled_usage(server: ServeProcess) -> tuple[float, int, int]:
     """Returns MiB of memory, descriptors and threads: the minimum of a second, because connections of the last load are still closing."""
     readings = []
     for _ in range(10):
-        readings.append((served.memory_mib(), descriptors(served), threads(served)))
+        readings.append((server.memory_mib(), descriptors(server), threads(server)))
         time.sleep(0.1)
     memory, files, counts = zip(*readings, strict=True)
     return min(memory), min(files), min(counts)
