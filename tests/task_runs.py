@@ -44,7 +44,7 @@ class _Tokens:
 
 
 @dataclass(frozen=True)
-class Begun:
+class TaskRun:
     """A started task and its first step."""
 
     run: TaskGenerator
@@ -83,11 +83,11 @@ def answer_input(question: str, context: str, **parameters: Any) -> TextInput[Qu
     return TextInput(question, QuestionAnsweringParameters(**parameters), context)
 
 
-def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | None = None) -> Begun:
+def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | None = None) -> TaskRun:
     """Starts a task, which is a module with a `SPEC` or a `TaskSpec`, with `OneToken` and `Head()` by default."""
     spec = getattr(task, "SPEC", task)
     run = spec.function(request, TaskModel(tokenizer or OneToken(), config or Head()))
-    return Begun(run, next(run))
+    return TaskRun(run, next(run))
 
 
 def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None = None) -> Step:

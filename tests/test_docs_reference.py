@@ -59,9 +59,9 @@ def test_the_error_in_the_tutorial_is_that_of_its_request() -> None:
     page = (REFERENCE.parent / "tutorial/first-bundle.md").read_text(encoding="utf-8")
     [(body, response)] = re.findall(r"/classify -d '(.+)'\n```\n\n```\n(\{\"error\": .+)", page)
 
-    with pytest.raises(errors.CallerError) as caught:
+    with pytest.raises(errors.CallerError) as error:
         read_as(TASKS["text-classification"].body, body.encode(), Limits(max_inputs=1, max_chars=100))
-    assert {"error": caught.value.message, "error_type": caught.value.kind[1]}.items() <= json.loads(response).items()
+    assert {"error": error.value.message, "error_type": error.value.kind[1]}.items() <= json.loads(response).items()
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/predict", "/embed_all"])

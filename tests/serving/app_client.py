@@ -123,7 +123,7 @@ def posting(path: str = "/classify", *headers: tuple[bytes, bytes]) -> dict[str,
 
 def error_of(response: httpx.Response, status: int, error_type: str) -> str:
     """Checks the status and the exact shape of an error, and returns its message."""
-    assert response.status_code == status, response.text
+    assert status == response.status_code, response.text
     assert "application/json" == response.headers["content-type"]
     body = response.json()
     assert ["error", "error_type", "request_id"] == sorted(body)

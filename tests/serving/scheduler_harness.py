@@ -111,7 +111,7 @@ class Harness:
     def submit(self, *payloads: Any, **options: Any) -> asyncio.Task[Any]:
         return asyncio.ensure_future(self.run(*payloads, **options))
 
-    async def blocked(self) -> asyncio.Task[Any]:
+    async def block(self) -> asyncio.Task[Any]:
         """Occupies one thread until the gate opens, and returns the task of that request."""
         self.work.started = threading.Semaphore(0)  # discards the starts of earlier runs
         self.work.gate.clear()

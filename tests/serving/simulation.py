@@ -71,9 +71,9 @@ class Simulation:
         runner: Predicts runs; real ones take the recorded times, times `slower`, with random noise.
         max_queue_tokens: The queue's limit.
         seed: Seed of the random arrivals.
-        admitted: The admitted requests.
+        progress: The admitted requests.
         refusals: `Retry-After` seconds of the refused requests.
-        ended: Called with each request that is answered or expires.
+        on_end: Called with each request that is answered or expires.
     """
 
     threads: int
@@ -82,9 +82,9 @@ class Simulation:
     seed: int = 7
     slower: float = 1.0
     now: float = 0.0
-    admitted: dict[ScheduledRequest, Progress] = field(default_factory=dict)
+    progress: dict[ScheduledRequest, Progress] = field(default_factory=dict)
     refusals: list[float] = field(default_factory=list)
-    ended: Callable[[ScheduledRequest], None] = lambda request: None
+    on_end: Callable[[ScheduledRequest], None] = lambda request: None
 
     def __post_init__(self) -> None:
         self.queue = RequestQueue(max_batch_tokens=8192, max_queue_tokens=self.max_queue_tokens, threads=self.threads)
@@ -109,7 +109,7 @@ class Simulation:
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
             return None
-        self.admitted[request] = Progress(wait, len(lengths))
+        self.progress[request] = Progress(wait, len(lengths))
         self.at(request.deadline, partial(self._expire, request))
         self._start()
         return request
@@ -122,8 +122,8 @@ class Simulation:
         self.now = max(self.now, until) if until < float("inf") else self.now
 
     def _expire(self, request: ScheduledRequest) -> None:
-        if self.admitted[request].waiting and self.queue.close(request):
-            self.ended(request)
+        if self.progress[request].waiting and self.queue.close(request):
+            self.on_end(request)
 
     def _start(self) -> None:
         while len(self._ends) < self.threads:
@@ -134,7 +134,7 @@ class Simulation:
     def _run(self, batch: Sequence[Item]) -> None:
         """Starts a batch on a free thread."""
         for item in batch:
-            progress, seconds = self.admitted[item.request], self.now - item.request.arrived
+            progress, seconds = self.progress[item.request], self.now - item.request.arrived
             progress.waiting -= 1
             progress.first_s = seconds if progress.first_s is None else progress.first_s
         self._long_runs += batch[0].request.is_long
@@ -148,6 +148,6 @@ class Simulation:
         self._long_runs -= batch[0].request.is_long
         for item in batch:
             if self.queue.finish(item, None) and self.queue.close(item.request):
-                self.admitted[item.request].answered_s = self.now - item.request.arrived
-                self.ended(item.request)
+                self.progress[item.request].answered_s = self.now - item.request.arrived
+                self.on_end(item.request)
         self._start()

@@ -50,8 +50,8 @@ def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) ->
     assert texts_of_rows == result_of(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
     rows = [row if isinstance(row, list) else [row] for row in texts_of_rows]
     decoded_rows = [np.array([np.frombuffer(base64.b64decode(text), dtype="<f4") for text in row]) for row in rows]
-    for vectors, decoded in zip(numbers, decoded_rows, strict=True):
-        np.testing.assert_array_equal(np.atleast_2d(np.array(vectors, dtype=np.float32)), decoded)
+    for vectors, actual in zip(numbers, decoded_rows, strict=True):
+        np.testing.assert_array_equal(np.atleast_2d(np.array(vectors, dtype=np.float32)), actual)
     assert [] == result_of(api, EMBED, [], encoding_format="base64")
 
 

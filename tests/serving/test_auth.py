@@ -38,7 +38,7 @@ def key_name(auth: Authenticator, key: bytes) -> str | None:
 async def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str, bool], path: str) -> None:
     async with serving(state_of(models), Authenticator(keys(models.parent, "swordfish"), **options)) as client:
         answers = [await client.get(probe, headers=headers) for probe in ("/health/live", "/metrics") for headers in ({}, KEY)]
-    assert [answer.status_code for answer in answers] == ([401, 200, 200, 200] if path == "/health/live" else [200, 200, 401, 200])
+    assert [401, 200, 200, 200] if path == "/health/live" else [200, 200, 401, 200] == ([answer.status_code for answer in answers])
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_each_line_is_one_key(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_line_is_named_but_not_quoted(tmp_path: Path, lines: list[str], words: str) -> None:
-    with pytest.raises(SettingsError, match=words) as caught:
+    with pytest.raises(SettingsError, match=words) as error:
         Authenticator(keys(tmp_path, *lines))
-    assert not any(line in str(caught.value) for line in lines if line)
+    assert not any(line in str(error.value) for line in lines if line)
 
 
 def test_keys_are_reloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

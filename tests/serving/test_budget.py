@@ -7,8 +7,8 @@ import pytest
 from app_client import Send, ask, error_of, error_of_inputs, post, result_of
 
 
-@pytest.fixture(name="allowed")
-def allowed_bytes(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(name="limit_bytes")
+def response_limit(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda count: monkeypatch.setattr("bertserve.service.tasks.cost.MAX_RESPONSE_BYTES", count)
 
 
@@ -48,20 +48,20 @@ def too_large(api: Send, path: str, **body: Any) -> str:
         ("/zero-shot", {"inputs": "good", "parameters": {"candidate_labels": [*"abcdefgh"], "decide": True, "threshold": 1}}),
     ],
 )
-def test_the_bytes_of_every_response_are_limited(api: Send, allowed: Any, path: str, body: dict[str, Any]) -> None:
+def test_the_bytes_of_every_response_are_limited(api: Send, limit_bytes: Any, path: str, body: dict[str, Any]) -> None:
     whole = post(api, body, path=path)
     assert 200 == whole.status_code, whole.text
-    allowed(len(whole.content) // 2)
+    limit_bytes(len(whole.content) // 2)
     response = post(api, body, path=path)
     assert (413, "too_large") == (response.status_code, response.json()["error_type"])
     assert f"bytes and {len(whole.content) // 2} " in response.text
-    allowed(4 * len(whole.content))
+    limit_bytes(4 * len(whole.content))
     assert 200 == post(api, body, path=path).status_code
 
 
-def test_answers_count_with_their_own_length(api: Send, allowed: Any) -> None:
+def test_answers_count_with_their_own_length(api: Send, limit_bytes: Any) -> None:
     """Many short answers of a long passage are accepted. As many long answers of the same passage are refused."""
-    allowed(2**16)
+    limit_bytes(2**16)
     passage = {"question": "good", "context": " ".join(f"{i:03}" * 60 for i in range(100))}
     assert 50 == len(result_of(api, "/answer", passage, top_k=50, max_answer_len=1))
     assert "bytes and 65536 " in too_large(api, "/answer", inputs=passage, parameters={"top_k": 50, "max_answer_len": 20})

@@ -219,14 +219,14 @@ def cases() -> Iterator[Any]:
 class Bench:
     """A served process; `memory` is the peak of its memory during ordinary requests, in bytes."""
 
-    served: ServeProcess
+    server: ServeProcess
     memory: int = 0
     bodies: list[tuple[str, bytes]] = field(
         default_factory=lambda: [(f"/{TASKS[task].path}", json.dumps(body).encode()) for task, body in BASES.items()]
     )
 
     def post(self, path: str, body: bytes) -> int:
-        with closing(HTTPConnection(*self.served.address, timeout=300)) as connection:
+        with closing(HTTPConnection(*self.server.address, timeout=300)) as connection:
             connection.request("POST", path, body)
             answer = connection.getresponse()
             answer.read()
@@ -234,10 +234,10 @@ class Bench:
 
     def measure(self, path: str, body: bytes) -> tuple[int, float, int]:
         """Returns the status of a request, the longest delay of a probe in seconds, and the peak of the memory in bytes."""
-        Path(f"/proc/{self.served.process.pid}/clear_refs").write_text("5", encoding="ascii")
+        Path(f"/proc/{self.server.process.pid}/clear_refs").write_text("5", encoding="ascii")
         over = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            probe = pool.submit(self.served.longest_probe_s, over, 0.001)
+            probe = pool.submit(self.server.longest_probe_s, over, 0.001)
             time.sleep(0.01)
             try:
                 status = self.post(path, body)
@@ -247,7 +247,7 @@ class Bench:
 
     def peak(self) -> int:
         """Returns the peak of its resident memory since `clear_refs`."""
-        lines = Path(f"/proc/{self.served.process.pid}/status").read_text(encoding="utf-8").splitlines()
+        lines = Path(f"/proc/{self.server.process.pid}/status").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
     def ordinary_stall_s(self, seconds: float) -> float:

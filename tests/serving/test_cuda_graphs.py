@@ -62,7 +62,7 @@ class Sessions:
 def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     sessions = Sessions()
     monkeypatch.setattr(onnx_engine, "open_session", sessions.open)
-    monkeypatch.setattr(onnx_engine, "CudaGraphSession", lambda session, opened, device: CudaGraphSession(session, opened, CPU))
+    monkeypatch.setattr(onnx_engine, "CudaGraphSession", lambda session, open_own, device: CudaGraphSession(session, open_own, CPU))
     return sessions
 
 
@@ -260,12 +260,12 @@ def test_a_run_that_hangs_stops_only_the_captures(monkeypatch: pytest.MonkeyPatc
             return super().run(names, feed)
 
     monkeypatch.setattr(cuda_graphs, "MAX_WAIT_S", 0.1)
-    shared, own, hanging = FakeSession(), FakeSession(), HangingSession()
-    graphs, others = CudaGraphSession(shared, lambda: own, CPU), CudaGraphSession(hanging, None, CPU)
-    hanging.gate.clear()
+    shared, own, last = FakeSession(), FakeSession(), HangingSession()
+    graphs, others = CudaGraphSession(shared, lambda: own, CPU), CudaGraphSession(last, None, CPU)
+    last.gate.clear()
     with ThreadPoolExecutor(2) as pool:
         hangs = pool.submit(others.run, ["logits"], feed(1, 8))
-        assert hanging.entered.wait(20)
+        assert last.entered.wait(20)
 
         def load() -> None:
             with graphs.capturing():
@@ -275,7 +275,7 @@ def test_a_run_that_hangs_stops_only_the_captures(monkeypatch: pytest.MonkeyPatc
         try:
             pool.submit(load).result(10)
         finally:
-            hanging.gate.set()
+            last.gate.set()
         hangs.result(20)
     assert ["plain", "plain"] == shared.ids
     [line] = caplog.messages

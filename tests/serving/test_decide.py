@@ -375,7 +375,7 @@ def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
     assert metric(page, "scores_total", model="tuned") == metric(page, "predictions_total", model="tuned") == len(TEXTS)
     for edge in range(20):
         expected = sum(edge / 20 <= item["score"] < (edge + 1) / 20 for item in best)
-        assert metric(page, "scores_total", model="tuned", from_score=f"{edge / 20:g}") == expected
+        assert expected == metric(page, "scores_total", model="tuned", from_score=f"{edge / 20:g}")
     assert metric(page, "predictions_total", label=best[0]["label"]) == sum(item["label"] == best[0]["label"] for item in best)
     assert metric(page, "abstentions_total", model="tuned") == metric(page, "abstentions_total", model="plain") == len(TEXTS)
     assert pytest.approx(0.1) == metric(page, "reference_scores", model="tuned", from_score="0.5")

@@ -148,7 +148,7 @@ def test_answers_have_no_white_space_at_their_ends(
     )
     request, tokenizer = TextInput("a?", parameters, text), with_white_space(kind, question_answering.TASK)
     if not text.strip():
-        with pytest.raises(InvalidValueError, match="`context` is empty"):
+        with pytest.raises(InvalidValueError, match="`context`"):
             question_answering.windows_of(request, tokenizer)
         return
 

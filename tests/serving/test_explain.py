@@ -234,7 +234,7 @@ def test_the_most_important_word_is_the_obvious_one() -> None:
     model = load("sentiment")
     for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
         request = classify_input(text, explain=True, function_to_apply="none")
-        begun = begin(classify, request, model.tokenizer, model.manifest)
-        variants = begun.advance(model.rows(begun.step.encodings))
-        words_ = send(begun.run, variants, model.rows(variants.encodings))
+        task_run = begin(classify, request, model.tokenizer, model.manifest)
+        variants = task_run.advance(model.rows(task_run.step.encodings))
+        words_ = send(task_run.run, variants, model.rows(variants.encodings))
         assert key == max(words_[0]["explanation"], key=lambda item: item["importance"])["word"]

@@ -35,7 +35,7 @@ def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> floa
         if request := simulation.arrive(dice.randint(SHORT - 4, SHORT + 4)):
             others.add(request)
 
-    simulation = Simulation(THREADS, slower=slower, ended=lambda request: None if request in others else ask())
+    simulation = Simulation(THREADS, slower=slower, on_end=lambda request: None if request in others else ask())
     time = 0.0
     while time < SECONDS:
         time += dice.expovariate(OTHERS * THREADS / (recorded_s(1, SHORT) * slower))
@@ -43,7 +43,7 @@ def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> floa
     for caller in range(callers):
         simulation.at(0.5 + 0.01 * caller, ask)
     simulation.play()
-    times = sorted(progress.answered_s for request in others if (progress := simulation.admitted[request]).answered_s is not None)
+    times = sorted(progress.answered_s for request in others if (progress := simulation.progress[request]).answered_s is not None)
     assert len(times) == len(others) > 500
     return times[int(0.99 * len(times))]
 

@@ -79,7 +79,7 @@ def test_tensors_accept_a_context(api: Send) -> None:
     assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(scores["data"])
     pair_tensor = tensors[1] | {"data": ["a", "b"], "shape": [2]}
     message = error_of(post(api, {"inputs": [tensors[0], pair_tensor, tensors[2]]}, path="/v2/models/choices/infer"), 422, "invalid_value")
-    assert "`context` has 2 texts" in message
+    assert "`context`" in message
 
 
 def test_a_pair_is_truncated_as_in_transformers(tokenizer: Tokenizer) -> None:

@@ -31,7 +31,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
 
 def openai_error(response: httpx.Response, status: int, kind: str, code: str) -> str:
     """Returns the message of an error after checking its status and OpenAI's format."""
-    assert response.status_code == status, response.text
+    assert status == response.status_code, response.text
     body = response.json()
     message = body["error"].pop("message")
     assert {

@@ -156,7 +156,7 @@ def test_a_missing_or_newer_tensorrt_is_named(majors: tuple[str, ...]) -> None:
         "tensorrt", available=BUILT_WITH, load=lambda name: tensorrt(name) if "nvinfer" in name or "nvonnx" in name else gpu(name)
     )
 
-    assert "TensorRT 10, not a newer version" in reason
+    assert "TensorRT 10" in reason
     assert "[tensorrt]" in reason
 
 
@@ -221,9 +221,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unavailable_provider_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_gpu(monkeypatch)
 
-    with pytest.raises(
-        ProviderError, match=r"--provider cuda .*: there is no NVIDIA driver\. .* --provider cpu, .* --allow-provider-fallback"
-    ):
+    with pytest.raises(ProviderError, match=r"--provider cuda .*no NVIDIA driver.*--allow-provider-fallback"):
         state_of(models, provider="cuda")
 
 

@@ -74,7 +74,7 @@ def test_odd_bytes_get_the_expected_answers(address: tuple[str, int], bystander:
 
 def test_hostile_bytes_do_not_affect_other_connections(address: tuple[str, int], bystander: httpx.Client) -> None:
     @hostile.cases(SHARE)
-    @given(sent=raw_http.connections())
+    @given(data=raw_http.connections())
     def check(data: bytes) -> None:
         answers = exchange(address, data)
         assert len(answers) <= 1, data

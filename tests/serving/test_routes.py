@@ -117,7 +117,7 @@ def routes(app: FastAPI) -> Iterator[tuple[GuardedRoute, str, str]]:
             yield route, method, path.replace("{name}", "tiny")
 
 
-def allowed(access: Access, authorization: bytes) -> bool:
+def is_allowed(access: Access, authorization: bytes) -> bool:
     return access in WITHOUT_KEY or authorization == ADMIN_KEY or (authorization == KEY and access is Access.KEY)
 
 
@@ -138,7 +138,7 @@ async def test_every_route_enforces_its_declared_access(models: Path) -> None:
                 exchange = await Exchange(method, path, authorization).run(app)
                 denied = {NO_KEY: 401, KEY: 403}.get(authorization)
                 assert exchange.access is route.access, path
-                assert (exchange.status == denied) is not allowed(route.access, authorization), (path, authorization, exchange.status)
+                assert (exchange.status == denied) is not is_allowed(route.access, authorization), (path, authorization, exchange.status)
                 assert (len(changes.names) > before) is (route.access is Access.ADMIN and authorization == ADMIN_KEY), path
                 assert exchange.status != 405, path
     assert {"tiny"} == set(changes.names)
@@ -159,7 +159,7 @@ async def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root
                         assert exchange.status in (400, 404), context
                     elif exchange.status != 405:
                         denied = {NO_KEY: 401, KEY: 403}[authorization]
-                        assert (exchange.status == denied) is not allowed(exchange.access, authorization), context
+                        assert (exchange.status == denied) is not is_allowed(exchange.access, authorization), context
                     if name in AMBIGUOUS:
                         assert 400 == exchange.status, context
                     if name == "double prefix":

@@ -26,25 +26,25 @@ LETTERS = [*"abcdefghijklmnopqrstuvwxyz.!?<>/[]()", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ
 
 def word_piece(specials: list[str]) -> tokenizers.Tokenizer:
     pieces = [*specials, *LETTERS, *(f"##{letter}" for letter in LETTERS), "sep", "cls", "mask"]
-    new_tokenizer = tokenizers.Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=specials[UNKNOWN]))
-    new_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    new_tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return new_tokenizer
+    tokenizer = tokenizers.Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=specials[UNKNOWN]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
 
 
 def whole_words(specials: list[str]) -> tokenizers.Tokenizer:
     """Returns a WordPiece tokenizer that splits only at white space, so that a special token is a word of the vocabulary."""
-    new_tokenizer = word_piece(specials)
-    new_tokenizer.normalizer = normalizers.NFKC()
-    new_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return new_tokenizer
+    tokenizer = word_piece(specials)
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
 
 
 def byte_pair(specials: list[str], *, ignore_merges: bool = False) -> tokenizers.Tokenizer:
     pieces = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    new_tokenizer = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], ignore_merges=ignore_merges))
-    new_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not ignore_merges)
-    return new_tokenizer
+    tokenizer = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not ignore_merges)
+    return tokenizer
 
 
 def whole_words_of_bytes(specials: list[str]) -> tokenizers.Tokenizer:
@@ -55,10 +55,10 @@ def whole_words_of_bytes(specials: list[str]) -> tokenizers.Tokenizer:
 def unigram(specials: list[str]) -> tokenizers.Tokenizer:
     """Returns a SentencePiece tokenizer like XLM-RoBERTa's, in which the special tokens have the best scores."""
     pieces = [*((special, 0.0) for special in specials), *((letter, -5.0) for letter in ["▁", *LETTERS]), ("▁good", -6.0)]
-    new_tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=UNKNOWN))
-    new_tokenizer.normalizer = normalizers.NFKC()
-    new_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    return new_tokenizer
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=UNKNOWN))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
 
 
 KINDS: list[tuple[Callable[[list[str]], tokenizers.Tokenizer], str]] = [
@@ -71,7 +71,7 @@ KINDS: list[tuple[Callable[[list[str]], tokenizers.Tokenizer], str]] = [
 ]
 
 
-@pytest.fixture(scope="module", name="made", params=KINDS, ids=[f"{kind.__name__} {style}" for kind, style in KINDS])
+@pytest.fixture(scope="module", name="new_tokenizer", params=KINDS, ids=[f"{kind.__name__} {style}" for kind, style in KINDS])
 def made_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
     """Returns a function that makes a tokenizer of a kind; with `loose`, its special tokens are added as ordinary tokens."""
     kind, style = request.param
@@ -80,13 +80,13 @@ def made_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
     @functools.cache
     def make(*, mask: bool = False, loose: bool = False) -> Tokenizer:
-        new_tokenizer, names = kind(SPECIALS[style]), SPECIALS[style]
+        tokenizer, names = kind(SPECIALS[style]), SPECIALS[style]
         tokens = [AddedToken(name, special=not loose, normalized=loose, lstrip=loose, rstrip=loose) for name in names[:MASK]]
-        new_tokenizer.add_tokens(tokens) if loose else new_tokenizer.add_special_tokens(tokens)
+        tokenizer.add_tokens(tokens) if loose else tokenizer.add_special_tokens(tokens)
         last = AddedToken(names[MASK], special=not mask, normalized=False, lstrip=True)
-        new_tokenizer.add_tokens([last]) if mask else new_tokenizer.add_special_tokens([last])
+        tokenizer.add_tokens([last]) if mask else tokenizer.add_special_tokens([last])
         path = folder / f"{mask}-{loose}.json"
-        new_tokenizer.save(str(path))
+        tokenizer.save(str(path))
         changes = {"subword_prefix": None, "mask": MaskToken(token=names[MASK], id=MASK) if mask else None}
         return Tokenizer(path, spec.model_copy(update=changes))
 

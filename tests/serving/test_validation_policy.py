@@ -60,7 +60,7 @@ def test_a_graph_with_low_agreement_is_logged(
     tiny.edit(bundle_with(tmp_path, **validation), lambda fields: fields.update(metrics=metrics))
     state_of((tmp_path,))
 
-    assert has_warning == ("cpu/fp32, may answer differently" in caplog.text)
+    assert has_warning == ("cpu/fp32" in caplog.text)
 
 
 def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,11 +99,11 @@ def test_the_embedded_bundles_have_validation_with_the_agreement_of_their_task()
             assert {"embed": "cosine", "ner": "span_f1", "rerank": "spearman"}.get(name, "label") == graph.validation.agreement.measure
 
 
-@pytest.mark.parametrize(("report", "value"), [(None, "not compared, .* --update"), (agreement("span_f1", None, 0), "not measured")])
-def test_a_floor_needs_an_agreement(tmp_path: Path, report: Agreement | None, value: str) -> None:
+@pytest.mark.parametrize("report", [None, agreement("span_f1", None, 0)])
+def test_a_floor_needs_an_agreement(tmp_path: Path, report: Agreement | None) -> None:
     bundle_with(tmp_path, agreement=report)
 
-    with pytest.raises(BundleError, match=value):
+    with pytest.raises(BundleError, match="`measured`"):
         state_of(tmp_path, min_agreement=0.0)
     assert ["measured"] == list(state_of(tmp_path, require_validation=True).registry.models)
 

@@ -22,7 +22,7 @@ def overload(simulation: Simulation, seconds: float, texts: Callable[[random.Ran
 
 def share(simulation: Simulation, holds: Callable[[float, float], bool]) -> float:
     """Returns the share of requests after the queue has filled whose predicted and real wait meet a condition."""
-    pairs = ((request, progress) for request, progress in simulation.admitted.items() if request.arrived > TIMEOUT_S)
+    pairs = ((request, progress) for request, progress in simulation.progress.items() if request.arrived > TIMEOUT_S)
     waits = [(progress.predicted_s, progress.first_s) for _, progress in pairs if progress.first_s is not None]
     assert len(waits) > 200
     return sum(holds(predicted_s, real) for predicted_s, real in waits) / len(waits)
@@ -49,10 +49,10 @@ def test_the_predicted_wait_is_within_a_factor_of_two(threads: int, texts: Any) 
     simulation = Simulation(threads)
     overload(simulation, 30.0, texts)
 
-    expirations = [progress for progress in simulation.admitted.values() if progress.answered_s is None]
+    expirations = [progress for progress in simulation.progress.values() if progress.answered_s is None]
     assert simulation.refusals
     assert share(simulation, within_twice) >= 0.9
-    assert len(expirations) <= len(simulation.admitted) / 10
+    assert len(expirations) <= len(simulation.progress) / 10
 
 
 @pytest.mark.parametrize("shares", [pytest.param(False, marks=pytest.mark.full_grid), True])

@@ -50,7 +50,7 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
             with pytest.raises(EngineError) as error:
                 await task
             assert {"seconds": 5} == error.value.values
-        hung, harness.work.gate = harness.work.gate, threading.Event()
+        old_gate, harness.work.gate = harness.work.gate, threading.Event()
         harness.work.gate.set()
         assert (1, True) == (harness.hangs, harness.scheduler.ready)
         total_run_s, harness.clock.now = harness.scheduler.total_run_s, harness.clock.now + 1.0
@@ -68,7 +68,7 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
             with pytest.raises(UnavailableError):
                 await late
         await harness.scheduler.stop(1000.0)
-        hung.set()
+        old_gate.set()
 
     play(check, WatchdogHarness, manual=True, threads=2)
     assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]
