@@ -6,6 +6,7 @@ During each attack, a probe asks the replica itself, its memory is measured, and
 
 import functools
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,9 +28,9 @@ import raw_http
 import tiny
 from attacks import ATTACKS, LARGE_ANSWER
 from conftest import metric, wait_until
-from replica import PROXIES, Proxy, ServeProcess, installed, is_ready, replicas
+from replica import PROXIES, Proxy, ServeProcess, is_ready, replicas
 
-pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(installed, PROXIES)), reason="haproxy or nginx is not installed")]
+pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(shutil.which, PROXIES)), reason="haproxy or nginx is not installed")]
 
 MAX_STALL_S = 0.25
 MAX_GROWTH_MIB = 64
