@@ -80,7 +80,7 @@ class ServeProcess:
                 connection.request("GET", "/health/live")
                 answer = connection.getresponse()
                 answer.read()
-                assert answer.status == _READY
+                assert _READY == answer.status
                 longest = max(longest, time.perf_counter() - start)
                 time.sleep(pause_s)
         return longest

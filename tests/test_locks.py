@@ -49,7 +49,7 @@ def test_every_pin_of_the_image_has_the_tested_version_and_hashes(lock: str) -> 
 def test_the_image_installs_every_dependency_of_the_service(extras: str) -> None:
     optional = PROJECT["project"]["optional-dependencies"]
     requirements = PROJECT["project"]["dependencies"] + [requirement for extra in extras.split(",") for requirement in optional[extra]]
-    assert names(requirements) - set(pins(ROOT / "locks" / f"{extras}.txt")) == set()
+    assert names(requirements) <= set(pins(ROOT / "locks" / f"{extras}.txt"))
 
 
 def test_the_build_lock_has_every_build_requirement() -> None:
@@ -59,5 +59,5 @@ def test_the_build_lock_has_every_build_requirement() -> None:
 
 def test_the_image_installs_nothing_without_a_hash() -> None:
     steps = re.findall(r"^RUN pip install (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    assert 3 == len(steps)
+    assert steps
     assert [] == [step for step in steps if "--require-hashes" not in step and not step.endswith("--no-deps /app/wheels/*.whl")]

@@ -76,7 +76,7 @@ def test_a_load_with_errors_exits_with_1(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_port_without_a_server_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == load(unused_port())
-    assert re.fullmatch(r"bert-bench: nothing listens at http://127\.0\.0\.1:\d+/classify; .*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"bert-bench: .*http://127\.0\.0\.1:\d+/classify.*\n", capsys.readouterr().err)
 
 
 def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

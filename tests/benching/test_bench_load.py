@@ -62,7 +62,7 @@ def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
     load, server = load_until(4, stall_first, arrivals=arrivals)
     first, *others = sorted(load.records)
 
-    assert arrivals == pytest.approx([record.intended - first.intended for record in (first, *others)], abs=0.002)
+    assert pytest.approx(arrivals, abs=0.002) == [record.intended - first.intended for record in (first, *others)]
     assert [] == [record for record in others if record.sent < first.ended]
     assert 3 == load.capped
     assert 1 == server.connections
@@ -153,10 +153,10 @@ def test_arrivals_are_a_poisson_process() -> None:
     times = poisson_arrivals(100, 200, seed=1)
     gaps = [b - a for a, b in itertools.pairwise(times)]
 
-    assert 20_000 == pytest.approx(len(times), rel=0.03)
-    assert 0.01 == pytest.approx(fmean(gaps), rel=0.03)
-    assert 0.01 == pytest.approx(pstdev(gaps), rel=0.05)
+    assert pytest.approx(20_000, rel=0.03) == len(times)
+    assert pytest.approx(0.01, rel=0.03) == fmean(gaps)
+    assert pytest.approx(0.01, rel=0.05) == pstdev(gaps)
     assert sorted(times) == times
     assert 200 > times[-1]
     assert times == poisson_arrivals(100, 200, seed=1) != poisson_arrivals(100, 200, seed=2)
-    assert [t / 2 for t in times] == pytest.approx(poisson_arrivals(200, 100, seed=1))
+    assert pytest.approx([t / 2 for t in times]) == poisson_arrivals(200, 100, seed=1)

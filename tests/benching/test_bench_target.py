@@ -24,7 +24,7 @@ def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] 
     with listening(info_then_ok) as server:
         target, info = probe_target(f"http://127.0.0.1:{server.port}/fill-mask=mask", {}, texts=1, seed=0)
 
-    assert info is None  # a report needs also the model's name
+    assert None is info  # a report needs also the model's name
     assert [1, 1] == [json.loads(body)["inputs"].count(mask) for body in (server.bodies[1], target.bodies[0].content)]
 
 

@@ -28,9 +28,9 @@ def in_browser(script: str, url: str, *more: str) -> dict[str, Any]:
     visit = subprocess.run(
         [str(NODE), str(HERE / script), url, str(CHROMIUM), *more], capture_output=True, text=True, timeout=240, check=False
     )
-    assert visit.returncode == 0, visit.stderr
-    shown: dict[str, Any] = json.loads(visit.stdout)
-    return shown
+    assert 0 == visit.returncode, visit.stderr
+    page: dict[str, Any] = json.loads(visit.stdout)
+    return page
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def shape(value: Any) -> Any:
     """Returns the names of the fields that are not None in a parsed response, or the type names of its values."""
     if isinstance(value, list):
         return [shape(item) for item in value]
-    return sorted(name for name, found in vars(value).items() if found is not None) if hasattr(value, "__dict__") else type(value).__name__
+    return sorted(name for name, field in vars(value).items() if field is not None) if hasattr(value, "__dict__") else type(value).__name__
 
 
 WORDS = [["score", "sequence", "token", "token_str"]] * 5
@@ -49,17 +49,17 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "arguments", "named", "expected"), [(*call, of) for call, of in zip(CALLS, SHAPES, strict=True)]
+    ("path", "method", "arguments", "options", "expected"), [(*call, of) for call, of in zip(CALLS, SHAPES, strict=True)]
 )
-def test_responses_are_parsed(url: str, path: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any], expected: Any) -> None:
+def test_responses_are_parsed(url: str, path: str, method: str, arguments: tuple[Any, ...], options: dict[str, Any], expected: Any) -> None:
     """The synchronous and the asynchronous client fill every field of their classes."""
-    found = getattr(InferenceClient(model=url + path), method)(*arguments, **named)
+    answer = getattr(InferenceClient(model=url + path), method)(*arguments, **options)
 
     async def ask() -> Any:
-        asked = getattr(AsyncInferenceClient(model=url + path), method)(*arguments, **named)
-        return await asked if inspect.isawaitable(asked) else asked
+        answer = getattr(AsyncInferenceClient(model=url + path), method)(*arguments, **options)
+        return await answer if inspect.isawaitable(answer) else answer
 
-    assert expected == shape(found)
+    assert expected == shape(answer)
     assert expected == shape(asyncio.run(ask()))
 
 

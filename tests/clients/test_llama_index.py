@@ -20,8 +20,8 @@ def test_both_embedding_classes_return_the_same_vectors(url: str) -> None:
     vectors = inference.get_text_embedding_batch(TEXTS)
 
     assert [384, 384] == [len(vector) for vector in vectors]
-    assert vectors[0] == pytest.approx(asyncio.run(hub.aget_text_embedding(TEXTS[0])), rel=1e-6)
-    assert vectors[1] == pytest.approx(asyncio.run(inference.aget_text_embedding(TEXTS[1])), rel=1e-6)
+    assert pytest.approx(vectors[0], rel=1e-6) == asyncio.run(hub.aget_text_embedding(TEXTS[0]))
+    assert pytest.approx(vectors[1], rel=1e-6) == asyncio.run(inference.aget_text_embedding(TEXTS[1]))
 
 
 @pytest.mark.parametrize(

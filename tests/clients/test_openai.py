@@ -21,7 +21,7 @@ def its_client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(name="locked", scope="module")
+@pytest.fixture(name="protected", scope="module")
 def locked_service(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yields the URL of a service with one API key, which takes one request at a time."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
@@ -33,20 +33,20 @@ def locked_service(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_vectors_are_the_same_in_both_formats(client: openai.OpenAI) -> None:
     """By default, the client requests base64; it reads both formats."""
-    packed = client.embeddings.create(model="embed", input=TEXTS)
-    listed = client.embeddings.create(model="embed", input=TEXTS, encoding_format="float")
+    base64 = client.embeddings.create(model="embed", input=TEXTS)
+    floats = client.embeddings.create(model="embed", input=TEXTS, encoding_format="float")
 
-    assert [0, 1] == [item.index for item in packed.data]
-    for one, other in zip(packed.data, listed.data, strict=True):
-        assert other.embedding == pytest.approx(one.embedding)
-    assert packed.usage.prompt_tokens == packed.usage.total_tokens > 10
-    assert "embed" == packed.model
+    assert [0, 1] == [item.index for item in base64.data]
+    for one, other in zip(base64.data, floats.data, strict=True):
+        assert pytest.approx(one.embedding) == other.embedding
+    assert base64.usage.prompt_tokens == base64.usage.total_tokens > 10
+    assert "embed" == base64.model
 
 
 def test_dimensions_shorten_the_vector(client: openai.OpenAI) -> None:
-    found = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=3, user="me")
+    answer = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=3, user="me")
 
-    assert [3] == [len(item.embedding) for item in found.data]
+    assert [3] == [len(item.embedding) for item in answer.data]
 
 
 def test_the_async_client_returns_embeddings(url: str) -> None:
@@ -65,37 +65,37 @@ def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="text-embedding-3-small", input="a")
-    assert "no model `text-embedding-3-small` is loaded" in caught.value.body["message"]
+    assert "`text-embedding-3-small`" in caught.value.body["message"]
     assert "not_found" == caught.value.code
     assert "embed" in str(caught.value)
     assert caught.value.request_id is not None
 
 
-@pytest.mark.parametrize("wrong", [{"dimensions": 10_000}, {"input": [1, 2]}, {"extra_body": {"truncation": True}}])
-def test_invalid_values_are_bad_requests(client: openai.OpenAI, wrong: dict[str, object]) -> None:
+@pytest.mark.parametrize("changes", [{"dimensions": 10_000}, {"input": [1, 2]}, {"extra_body": {"truncation": True}}])
+def test_invalid_values_are_bad_requests(client: openai.OpenAI, changes: dict[str, object]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.embeddings.create(**{"model": "embed", "input": "a"} | wrong)
+        client.embeddings.create(**{"model": "embed", "input": "a"} | changes)
     assert "invalid_request_error" == caught.value.type
 
 
 def test_other_paths_are_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="there is no path `/v1/chat/completions`"):
+    with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):
         client.chat.completions.create(model="embed", messages=[{"role": "user", "content": "hello"}])
 
 
-def test_a_wrong_key_is_an_authentication_error(locked: str) -> None:
-    with openai.OpenAI(base_url=f"{locked}/v1", api_key="wrong") as client, pytest.raises(openai.AuthenticationError, match="API key"):
+def test_a_wrong_key_is_an_authentication_error(protected: str) -> None:
+    with openai.OpenAI(base_url=f"{protected}/v1", api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
-    with openai.OpenAI(base_url=f"{locked}/v1", api_key=KEY) as client:
+    with openai.OpenAI(base_url=f"{protected}/v1", api_key=KEY) as client:
         assert client.models.list().data
 
 
-def test_the_client_retries_a_refused_request(locked: str) -> None:
-    host, _, port = locked.removeprefix("http://").rpartition(":")
+def test_the_client_retries_a_refused_request(protected: str) -> None:
+    host, _, port = protected.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as other:
         head = f"POST /classify HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-length: 2\r\n\r\n{{"
         other.sendall(head.encode())
-        with openai.OpenAI(base_url=f"{locked}/v1", api_key=KEY) as client:
+        with openai.OpenAI(base_url=f"{protected}/v1", api_key=KEY) as client:
             with pytest.raises(openai.InternalServerError) as caught:
                 while True:  # until the other request is in progress
                     client.with_options(max_retries=0).embeddings.create(model="embed", input="a")

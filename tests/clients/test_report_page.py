@@ -16,7 +16,7 @@ def test_a_report_needs_no_horizontal_scrolling(width: int, tmp_path: Path) -> N
     page = tmp_path / "report.html"
     command = [ROOT / ".venv-dev/bin/python", ROOT / "tests/benching/sweep_page.py", page]
     subprocess.run(command, env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)}, check=True)
-    seen = in_browser("report_page.mjs", page.as_uri(), str(width))
+    facts = in_browser("report_page.mjs", page.as_uri(), str(width))
 
-    assert (width, [], 2) == (seen["width"], seen["outside"], seen["plots"])
-    assert seen["smallest_text_px"] >= 10
+    assert (width, [], 2) == (facts["width"], facts["outside"], facts["plots"])
+    assert facts["smallest_text_px"] >= 10

@@ -36,54 +36,54 @@ def own(url: str, path: str, **body: Any) -> Any:
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("column", [True, False])
 def test_texts_are_classified(client: triton.InferenceServerClient, url: str, binary: bool, column: bool) -> None:
-    found = client.infer("sentiment", [text_input("inputs", *TEXTS, binary=binary, column=column)], request_id="7")
+    answer = client.infer("sentiment", [text_input("inputs", *TEXTS, binary=binary, column=column)], request_id="7")
     expected = own(url, "/models/sentiment", inputs=TEXTS)
 
-    assert [result[0]["label"].encode() for result in expected] == found.as_numpy("label").tolist()
-    assert expected == [json.loads(text) for text in found.as_numpy("json")]
-    assert (2, 2) == found.as_numpy("scores").shape
-    assert np.float32 == found.as_numpy("score").dtype
-    assert ("7", "sentiment") == (found.get_response()["id"], found.get_response()["model_name"])
+    assert [result[0]["label"].encode() for result in expected] == answer.as_numpy("label").tolist()
+    assert expected == [json.loads(text) for text in answer.as_numpy("json")]
+    assert (2, 2) == answer.as_numpy("scores").shape
+    assert np.float32 == answer.as_numpy("score").dtype
+    assert ("7", "sentiment") == (answer.get_response()["id"], answer.get_response()["model_name"])
 
 
 def test_outputs_have_the_requested_form(client: triton.InferenceServerClient) -> None:
-    found = client.infer("sentiment", [text_input("inputs", *TEXTS)], outputs=[triton.InferRequestedOutput("label", binary_data=False)])
+    answer = client.infer("sentiment", [text_input("inputs", *TEXTS)], outputs=[triton.InferRequestedOutput("label", binary_data=False)])
 
-    assert ["positive", "negative"] == found.as_numpy("label").tolist()
-    assert found.as_numpy("scores") is None
+    assert ["positive", "negative"] == answer.as_numpy("label").tolist()
+    assert None is answer.as_numpy("scores")
 
 
 def test_questions_are_answered_and_texts_are_embedded(client: triton.InferenceServerClient) -> None:
     inputs = [text_input("question", "Where was the bridge built?"), text_input("context", "The bridge was built in Porto in 1886.")]
-    found = client.infer("qa", inputs, parameters={"top_k": 2})
+    answer = client.infer("qa", inputs, parameters={"top_k": 2})
     vectors = client.infer("embed", [text_input("inputs", *TEXTS)], parameters={"normalize": True}).as_numpy("embedding")
 
-    assert ["Porto", 2] == [(answers := json.loads(found.as_numpy("json")[0]))[0]["answer"], len(answers)]
+    assert ["Porto", 2] == [(answers := json.loads(answer.as_numpy("json")[0]))[0]["answer"], len(answers)]
     np.testing.assert_allclose([1, 1], np.linalg.norm(vectors, axis=1), atol=1e-5)
 
 
 def test_errors_have_a_message_and_a_status(client: triton.InferenceServerClient) -> None:
-    for call, said, status in (
-        (lambda: client.infer("sentiment", [text_input("input", "a")]), "did you mean `inputs`?", "422"),
-        (lambda: client.infer("sentimental", [text_input("inputs", "a")]), "did you mean `sentiment`?", "404"),
+    for call, value, status in (
+        (lambda: client.infer("sentiment", [text_input("input", "a")]), "`inputs`", "422"),
+        (lambda: client.infer("sentimental", [text_input("inputs", "a")]), "`sentiment`", "404"),
         (lambda: client.infer("sentiment", [text_input("inputs", "a")], priority=1), "`priority`", "422"),
         (lambda: client.infer("sentiment", [text_input("inputs", "a")], timeout=5_000_000), "`timeout`", "422"),
         (
             lambda: client.infer("sentiment", [text_input("inputs", "a")], request_compression_algorithm="gzip"),
-            "send it uncompressed",
+            "gzip",
             "415",
         ),
     ):
         with pytest.raises(InferenceServerException) as raised:
             call()
-        assert said in raised.value.message()
+        assert value in raised.value.message()
         assert status == raised.value.status()
 
 
 def test_a_client_that_accepts_gzip_reads_the_response(client: triton.InferenceServerClient) -> None:
-    found = client.infer("sentiment", [text_input("inputs", *TEXTS)], response_compression_algorithm="gzip")
+    answer = client.infer("sentiment", [text_input("inputs", *TEXTS)], response_compression_algorithm="gzip")
 
-    assert [b"positive", b"negative"] == found.as_numpy("label").tolist()
+    assert [b"positive", b"negative"] == answer.as_numpy("label").tolist()
 
 
 def test_the_other_routes_of_the_protocol_answer(client: triton.InferenceServerClient) -> None:
@@ -92,8 +92,8 @@ def test_the_other_routes_of_the_protocol_answer(client: triton.InferenceServerC
     assert client.is_model_ready("sentiment")
     assert not client.is_model_ready("none")
     assert "bertserve" == client.get_server_metadata()["name"]
-    described = client.get_model_metadata("sentiment")
-    assert ["inputs", "text_pair"] == [field["name"] for field in described["inputs"]]
+    metadata = client.get_model_metadata("sentiment")
+    assert ["inputs", "text_pair"] == [field["name"] for field in metadata["inputs"]]
 
 
 def test_concurrent_calls_are_answered(client: triton.InferenceServerClient, url: str) -> None:
@@ -103,10 +103,10 @@ def test_concurrent_calls_are_answered(client: triton.InferenceServerClient, url
         async with triton_aio.InferenceServerClient(url.removeprefix("http://")) as other:
             assert await other.is_server_live()
             assert "sentiment" == (await other.get_model_metadata("sentiment"))["name"]
-            found = await asyncio.gather(*(other.infer("sentiment", [text_input("inputs", text)]) for text in TEXTS * 4))
-            with pytest.raises(InferenceServerException, match="did you mean"):
+            answers = await asyncio.gather(*(other.infer("sentiment", [text_input("inputs", text)]) for text in TEXTS * 4))
+            with pytest.raises(InferenceServerException, match="`inputs`"):
                 await other.infer("sentiment", [text_input("input", "a")])
-            return [each.as_numpy("label")[0] for each in found]
+            return [answer.as_numpy("label")[0] for answer in answers]
 
     assert [b"positive", b"negative"] * 4 == asyncio.run(ask())
     assert [b"positive", b"negative"] == handle.get_result().as_numpy("label").tolist()

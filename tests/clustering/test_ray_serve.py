@@ -41,13 +41,20 @@ def module() -> ModuleType:
         return import_module("bertserve.service.ray_serve")
 
 
-@pytest.mark.parametrize("name", ["port", "workers", "tls_cert", "shutdown_timeout_s", "admin_key_file", "forwarded_allow_ips"])
-def test_a_setting_that_ray_controls_is_refused(replica: ModuleType, name: str) -> None:
-    value: Any = {"port": 1, "workers": 1, "shutdown_timeout_s": 1.0, "forwarded_allow_ips": ["127.0.0.1"]}.get(name, "a")
-    with pytest.raises(SettingsError) as caught:
-        replica.read_settings({name: value, "models": "."} | ({"tls_key": "a"} if name == "tls_cert" else {}))
-    assert f"`{name}` has no effect" in str(caught.value)
-    assert replica.RAY_REPLACEMENTS[name] in str(caught.value)
+@pytest.mark.parametrize(
+    ("arguments", "replacement"),
+    [
+        ({"port": 1}, "http_options"),
+        ({"workers": 1}, "num_replicas"),
+        ({"tls_cert": "a", "tls_key": "a"}, "proxy"),
+        ({"shutdown_timeout_s": 1.0}, "graceful_shutdown_timeout_s"),
+        ({"admin_key_file": "a"}, "configuration"),
+        ({"forwarded_allow_ips": ["127.0.0.1"]}, "proxy"),
+    ],
+)
+def test_a_setting_that_ray_controls_is_refused(replica: ModuleType, arguments: dict[str, Any], replacement: str) -> None:
+    with pytest.raises(SettingsError, match=rf"`{next(iter(arguments))}`.*{replacement}"):
+        replica.read_settings({**arguments, "models": "."})
 
 
 def test_environment_variables_are_read_as_by_the_command(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +62,7 @@ def test_environment_variables_are_read_as_by_the_command(replica: ModuleType, m
     monkeypatch.setenv("BERT_SERVE_MAX_INPUTS", "7")
     assert 7 == replica.read_settings({"models": "."}).max_inputs
     monkeypatch.setenv("BERT_SERVE_MAX_INPUT", "7")
-    with pytest.raises(SettingsError, match="did you mean BERT_SERVE_MAX_INPUTS"):
+    with pytest.raises(SettingsError, match="BERT_SERVE_MAX_INPUTS"):
         replica.read_settings({"models": "."})
 
 
@@ -67,10 +74,10 @@ def test_the_variables_of_the_image_are_ignored(replica: ModuleType, monkeypatch
     assert "0.0.0.0" == os.environ["BERT_SERVE_HOST"]
     settings = replica.read_settings({"models": "."})
     assert (set(), Path("/cache")) == (settings.model_fields_set & set(replica.RAY_REPLACEMENTS), settings.cache_dir)
-    with pytest.raises(SettingsError, match="`host` has no effect"):
+    with pytest.raises(SettingsError, match="`host`"):
         replica.read_settings({"models": ".", "host": "0.0.0.0"})
     monkeypatch.setenv("BERT_SERVE_WORKERS", "2")
-    with pytest.raises(SettingsError, match="`workers` has no effect"):
+    with pytest.raises(SettingsError, match="`workers`"):
         replica.read_settings({"models": "."})
 
 

@@ -66,7 +66,7 @@ def test_prometheus_and_grafana_find_each_other() -> None:
     assert [] == [name for name in CONFIGURED if not (DEPLOY / name).exists()]
     [prometheus] = manifests.documents(DEPLOY / "prometheus/prometheus.yml")
     [discovery] = [item for job in prometheus["scrape_configs"] for item in job["dns_sd_configs"]]
-    assert SERVICES["haproxy"]["environment"]["REPLICAS"] == f"{discovery['names'][0]}:{discovery['port']}"
+    assert f"{discovery['names'][0]}:{discovery['port']}" == SERVICES["haproxy"]["environment"]["REPLICAS"]
     assert discovery["names"][0] in SERVICES
     [source] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/datasources/bertserve.yml")))["datasources"]
     assert "http://prometheus:9090" == source["url"]

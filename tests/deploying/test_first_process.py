@@ -42,6 +42,6 @@ def _opened(pipe: Path) -> int:
         try:
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
-            assert error.errno == errno.ENXIO
+            assert errno.ENXIO == error.errno
             time.sleep(0.01)
     raise AssertionError("nobody read the settings")

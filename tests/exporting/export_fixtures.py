@@ -47,7 +47,7 @@ def run_verify(capsys: pytest.CaptureFixture[str]) -> Verify:
         capsys.readouterr()
         code = cli.main(["verify", str(path), "--json", *map(str, flags)])
         report = json.loads(capsys.readouterr().out)
-        assert report["passed"] is (code == 0)
+        assert (code == 0) is report["passed"]
         return code, {check["name"]: check for check in report["checks"]}
 
     return run

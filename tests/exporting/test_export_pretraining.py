@@ -148,7 +148,7 @@ def test_a_pretraining_model_classifies_pairs(
 
 
 def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) -> None:
-    with pytest.raises(CheckpointError, match="fill-mask and text-classification; --task question-answering"):
+    with pytest.raises(CheckpointError, match=r"fill-mask .*text-classification.* question-answering"):
         load_checkpoint(str(pretrained), LoadOptions(task="question-answering"))
     assert "feature-extraction" == load_checkpoint(str(pretrained), LoadOptions(task="feature-extraction")).task
 
@@ -156,7 +156,7 @@ def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) 
 def test_unsupported_pretraining_models_are_refused(pretrained: Path, tmp_path: Path) -> None:
     other = shutil.copytree(pretrained, tmp_path / "other")
     edit_json(other / "config.json", architectures=["RoCBertForPreTraining"])
-    with pytest.raises(CheckpointError, match=r"\['RoCBertForPreTraining'\]; give --task"):
+    with pytest.raises(CheckpointError, match=r"'RoCBertForPreTraining'.*--task"):
         load_checkpoint(str(other))
     config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), embedding_size=16, num_labels=3, **SIZES)
     with pytest.raises(CheckpointError, match="3 labels"):

@@ -158,7 +158,7 @@ def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
     def off(error: float) -> Faulty:
         return stages.faulty(lambda logits: 1000 * logits + np.float32(error))
 
-    assert stages.compare(off(2e-3), reference=reference) == pytest.approx(2e-3, abs=3e-3)
+    assert pytest.approx(2e-3, abs=3e-3) == stages.compare(off(2e-3), reference=reference)
     with pytest.raises(GraphError, match=r" 5\.0\de-01, .* [\d.e+]+: .*\d characters"):
         stages.compare(off(0.5), reference=reference)
 

@@ -58,10 +58,10 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
 
     assert [("cpu", "fp32"), *GRAPHS] == [(graph.provider, graph.precision) for graph in graphs]
     assert [True, False, True, False, True] == [graph.default for graph in graphs]
-    assert graphs[0].shapes is None
+    assert None is graphs[0].shapes
     masks = bundle.manifest.task == "fill-mask"
     for graph in graphs[1:]:
-        assert graph.shapes == gpu.plan_shapes(POSITIONS, masks=masks, ranges=3 if graph.provider == "tensorrt" else 0)
+        assert gpu.plan_shapes(POSITIONS, masks=masks, ranges=3 if graph.provider == "tensorrt" else 0) == graph.shapes
         assert graph.batch_invariant
         assert "cpu" == graph.validation.provider
     # TensorRT converts to fp16 itself, so both precisions share a file
@@ -163,7 +163,7 @@ def test_the_graph_of_a_fill_mask_model_returns_the_best_tokens(bundle: Bundle) 
         assert [{"logits"}] * 2 == [set(row) for row in service.engine.run([*small, *whole])]
         assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5)
     half = answers(bundle, "cuda", "fp16", bodies[:1])
-    assert half[0][0][0]["score"] == pytest.approx(expected[0][0][0]["score"], abs=0.02)
+    assert pytest.approx(expected[0][0][0]["score"], abs=0.02) == half[0][0][0]["score"]
 
 
 @pytest.mark.full_grid

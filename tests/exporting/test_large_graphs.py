@@ -3,6 +3,7 @@
 The limit is small here; `test_real_sizes.py` has a model over the real limit.
 """
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,9 @@ def test_a_full_disk_is_reported(tmp_path: Path, max_bytes: int) -> None:
     """Numpy writes the external weights, and its own error only has the number of written bytes."""
     model = product()
     model.graph.initializers["matrix"].const_value = ir.Tensor(CONSTANTS["matrix"], name="matrix")
-    with largest_file(1000), pytest.raises(OSError, match=r"No space left|File too large"):
+    with largest_file(1000), pytest.raises(OSError) as caught:
         onnx_files.save(model, tmp_path / "a.onnx", max_bytes=max_bytes)
+    assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
 
 
 @pytest.mark.full_grid

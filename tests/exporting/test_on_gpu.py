@@ -72,7 +72,7 @@ def test_the_service_answers_on_the_gpu(models: Path, tmp_path: Path, provider: 
 
     assert provider == on_gpu.provider
     for a, b in zip(expected, asyncio.run(answer(on_gpu)), strict=True):
-        assert a == pytest.approx(b, abs=BOUNDS[precision])
+        assert pytest.approx(b, abs=BOUNDS[precision]) == a
 
 
 @needs_cuda

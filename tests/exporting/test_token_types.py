@@ -104,7 +104,7 @@ def test_an_unknown_version_is_refused_where_it_matters(tokenizer: str, version:
 
     assert "--token-types" in refused(source)
     assert max(template_of(source)) == max(types_of(source, token_types="template") or ())
-    assert types_of(source, token_types="zero") is None
+    assert None is types_of(source, token_types="zero")
 
 
 @pytest.mark.parametrize("tokenizer", ["ALBERT", "XLNet"])
@@ -118,7 +118,7 @@ def test_a_version_matters_for_heads_whose_template_has_other_types(tokenizer: s
     if matters:
         assert "--token-types" in refused(source, task=task)
     else:
-        assert types_of(source, task=task) is None
+        assert None is types_of(source, task=task)
         assert "--token-types" in refused(source, task=task, attentions=True)
 
 
@@ -138,7 +138,7 @@ def test_zeros_matter_for_a_model_without_a_table_of_types(tmp_path: Path) -> No
     (source / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     saved_by(OLD, source)
     assert {0} == set(types_of(source) or ())
-    assert types_of(saved_by(NEW, source)) is None
+    assert None is types_of(saved_by(NEW, source))
     assert "--token-types" in refused(saved_by(None, source))
 
 

@@ -232,7 +232,7 @@ def test_settings_that_differ_from_the_checkpoints_are_named(tmp_path: Path) -> 
     settings = {"labels": (), "activation": checkpoint.activation, "tokenizer": checkpoint.tokenizer}
     settings["embedding"] = checkpoint.embedding.model_copy(update={"layers": (0, 3, 4), "default_layers": (-2, -1), "combine": "mean"})
     manifest = load_bundle(tiny.bundle(tmp_path, task="feature-extraction")).manifest.model_copy(update=settings)
-    assert compare_settings(manifest, checkpoint) is None
+    assert None is compare_settings(manifest, checkpoint)
     for part, name, value in (
         ("embedding", "pooling", "max"),
         ("embedding", "normalize", False),
@@ -307,7 +307,7 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
 
     assert 0 == cli.main(["./verify", "--output", "a", "--precision", "fp32"])
     assert 0 == cli.main(["--output", "b", "--precision", "fp32", "verify"])
-    assert [True, True] == [load_bundle(tmp_path / folder / "verify").manifest.name == "verify" for folder in ("a", "b")]
+    assert ["verify"] * 2 == [load_bundle(tmp_path / folder / "verify").manifest.name for folder in ("a", "b")]
 
 
 @pytest.mark.torch
