@@ -15,18 +15,13 @@ BUDGETS: dict[str, int | None] = {
 }
 
 
-def tracked_files(folder: str, suffix: str) -> list[Path]:
-    """Returns the tracked files of a folder with a suffix."""
-    listing = subprocess.run(["git", "ls-files", f"{folder}/*{suffix}"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [ROOT / name for name in listing.stdout.split()]
-
-
 def main() -> None:
     """Prints the table; for docs it counts words."""
     print(f"{'':24}{'files':>6}{'lines':>8}{'budget':>8}")
     for folder, budget in BUDGETS.items():
-        files = tracked_files(folder, ".md" if folder == "docs" else ".py")
-        texts = [file.read_text(encoding="utf-8") for file in files if file.exists()]
+        pattern = f"{folder}/*{'.md' if folder == 'docs' else '.py'}"
+        names = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        texts = [(ROOT / name).read_text(encoding="utf-8") for name in names if (ROOT / name).exists()]
         count = sum(len(text.split()) if folder == "docs" else text.count("\n") for text in texts)
         if texts:
             print(

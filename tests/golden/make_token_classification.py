@@ -187,7 +187,8 @@ def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
     for text in inputs if isinstance(inputs, list) else [inputs]:
         ids, tokens = reference.encode(text)
         spans = windows(len(ids), parameters.get("stride", DEFAULT_STRIDE))
-        logits = [seven_digits(reference.token_logits(ids[span.start : span.stop])) for span in spans]
+        rows_of_spans = [reference.token_logits(ids[span.start : span.stop]) for span in spans]
+        logits = [np.array([[_short(logit) for logit in row] for row in rows], np.float32) for rows in rows_of_spans]
         scores = softmax(combine(spans, logits)) if ids else np.empty((0, len(reference.labels)), np.float32)
         right = correct(text, tokens, reference.tokenizer.convert_ids_to_tokens(ids))
         answer, correction = (aggregate(text, words, scores, reference.labels, strategy, ignored_labels) for words in (tokens, right))
@@ -209,10 +210,6 @@ def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
     if not isinstance(inputs, list):
         results = {name: values[0] for name, values in results.items()}
     return {"windows": all_windows, **results}
-
-
-def seven_digits(logits: Floats) -> Floats:
-    return np.array([[_short(logit) for logit in row] for row in logits], np.float32)
 
 
 def _short(logit: np.float32) -> float:

@@ -87,20 +87,25 @@ def test_other_scores_are_not_calibrated(raw: Path, calibrated: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "word"),
+    ("path", "inputs", "parameters", "word"),
     [
-        ({"calibrated": True}, "bert-export calibrate"),
-        ({"threshold": 0.5}, "`parameters` must have `decide` set to true if it has `threshold` or `min_confidence`."),
-        ({"decide": True, "threshold": "high"}, "must be a number or an object"),
-        ({"decide": True, "threshold": {"positive": "high"}}, "parameters.threshold.positive"),
-        ({"decide": True, "threshold": 1.5}, "`threshold` is 1.5, but these scores are from 0 to 1"),
-        ({"decide": True, "threshold": {"neutral": 0.5, "positive": -0.5}}, "`threshold` is -0.5"),
-        ({"decide": True, "min_confidence": 50, "function_to_apply": "sigmoid"}, "`min_confidence` is 50"),
+        ("/models/classifier", "good", {"calibrated": True}, "bert-export calibrate"),
+        ("/models/classifier", "good", {"threshold": 0.5}, "`decide`"),
+        ("/models/classifier", "good", {"decide": True, "threshold": "high"}, "a number or an object"),
+        ("/models/classifier", "good", {"decide": True, "threshold": {"positive": "high"}}, "parameters.threshold.positive"),
+        ("/models/classifier", "good", {"decide": True, "threshold": 1.5}, "`threshold` is 1.5"),
+        ("/models/classifier", "good", {"decide": True, "threshold": {"neutral": 0.5, "positive": -0.5}}, "`threshold` is -0.5"),
+        ("/models/classifier", "good", {"decide": True, "min_confidence": 50, "function_to_apply": "sigmoid"}, "`min_confidence` is 50"),
+        ("/models/classifier", "good", {"decide": True, "threshold": {}}, "threshold"),
+        ("/ner", "good", {"decide": True, "threshold": {"O": 0.5}}, "threshold"),
+        ("/ner", "good", {"decide": True, "threshold": {"PER": 0.5}, "ignore_labels": ["PER"]}, "threshold"),
+        ("/answer", {"question": "a", "context": "b"}, {"decide": True, "threshold": {"answer": 0.5}}, "threshold"),
     ],
 )
-def test_wrong_parameters_are_errors(raw: Path, parameters: dict[str, Any], word: str) -> None:
-    response = classify(raw, {"inputs": "good", "parameters": parameters}, path="/models/classifier")
-    assert word in error_of(response, 422, "invalid_value")
+def test_wrong_parameters_and_thresholds_without_effect_are_errors(
+    raw: Path, path: str, inputs: Any, parameters: dict[str, Any], word: str
+) -> None:
+    assert word in error_of(classify(raw, {"inputs": inputs, "parameters": parameters}, path=path), 422, "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -117,19 +122,6 @@ def test_the_error_of_a_parameter_does_not_name_an_input(raw: Path, path: str, b
     message = error_of(classify(raw, body, path=path), 422, "invalid_value")
     assert message.startswith("parameters: ")
     assert word in message
-
-
-@pytest.mark.parametrize(
-    ("path", "inputs", "parameters"),
-    [
-        ("/models/classifier", "good", {"threshold": {}}),
-        ("/ner", "good", {"threshold": {"O": 0.5}}),
-        ("/ner", "good", {"threshold": {"PER": 0.5}, "ignore_labels": ["PER"]}),
-        ("/answer", {"question": "a", "context": "b"}, {"threshold": {"answer": 0.5}}),
-    ],
-)
-def test_a_threshold_without_effect_is_an_error(raw: Path, path: str, inputs: Any, parameters: dict[str, Any]) -> None:
-    error_of(classify(raw, {"inputs": inputs, "parameters": parameters | {"decide": True}}, path=path), 422, "invalid_value")
 
 
 @pytest.mark.parametrize(

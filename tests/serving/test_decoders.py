@@ -222,11 +222,6 @@ def plain_text(
     return start, end, request.text_pair[start:end]
 
 
-def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
-    """Returns the empty answer, whose score is the minimum over the windows."""
-    return {"answer": "", "score": min(float(start[0]) * float(end[0]) for start, end in pairs), "start": 0, "end": 0}
-
-
 def best_answers(
     request: TextInput[question_answering.QuestionAnsweringParameters],
     passage_windows: question_answering.PassageWindows,
@@ -246,7 +241,8 @@ def best_answers(
         begin, stop, text = plain_text(request, passage_windows.passage, first, last, whole)
         by_text.setdefault(text.lower(), {"answer": text, "score": score, "start": begin, "end": stop})
     answers = sorted(by_text.values(), key=lambda item: (-item["score"], item["start"], item["end"]))
-    return [*answers[: request.parameters.top_k], *([null_answer(pairs)] if request.parameters.handle_impossible_answer else [])]
+    empty = {"answer": "", "score": min(float(start[0]) * float(end[0]) for start, end in pairs), "start": 0, "end": 0}
+    return [*answers[: request.parameters.top_k], *([empty] if request.parameters.handle_impossible_answer else [])]
 
 
 def as_list(result: Any, top_k: int) -> list[dict[str, Any]]:

@@ -76,21 +76,18 @@ def test_the_lines_of_a_start_are_json_too(models: Path) -> None:
     assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
 
 
-def run_to_failure(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BERT_SERVE, "serve", *flags], capture_output=True, text=True, timeout=60, check=False)
-
-
-def failed_with_one_and_two(*flags: str) -> list[subprocess.CompletedProcess[str]]:
+def failures(*flags: str) -> list[subprocess.CompletedProcess[str]]:
     """Returns the results of a start that must fail, with one worker and with two."""
+    commands = [[BERT_SERVE, "serve", *flags, *workers] for workers in ((), TWO)]
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda workers: run_to_failure(*flags, *workers), ((), TWO)))
+        return list(pool.map(lambda command: subprocess.run(command, capture_output=True, text=True, timeout=60, check=False), commands))
 
 
 @pytest.mark.parametrize(("flag", "code"), [("--default=classify=other", 2), ("--no-access-log", 1)])
 def test_an_error_is_the_same_with_one_or_two_workers(models: Path, flag: str, code: int) -> None:
     if code == 1:
         (models / "tiny/tokenizer.json").unlink()
-    one, two = failed_with_one_and_two("--models", str(models), "--port", "0", flag)
+    one, two = failures("--models", str(models), "--port", "0", flag)
 
     assert (code, "", one.stderr) == (one.returncode, one.stdout, two.stderr)
     assert (code, "", 1) == (two.returncode, two.stdout, len(two.stderr.splitlines()))
@@ -99,7 +96,7 @@ def test_an_error_is_the_same_with_one_or_two_workers(models: Path, flag: str, c
 def test_a_port_in_use_is_an_error(models: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        one, two = failed_with_one_and_two("--models", str(models), "--port", port)
+        one, two = failures("--models", str(models), "--port", port)
 
     assert (1, one.stdout, one.stderr) == (one.returncode, two.stdout, two.stderr)
     assert 1 == two.returncode
