@@ -188,36 +188,28 @@ def test_an_invalid_value_is_named_by_its_path_in_the_body(api: Send, path: str,
 
 
 @pytest.mark.parametrize(
-    ("path", "key", "value"),
+    ("path", "fields", "words"),
     [
-        (CLASSIFY, "params", "did you mean `parameters`?"),
-        (CLASSIFY, "top_k", "put it into `parameters`"),
-        (CLASSIFY, "truncate", "did you mean `truncation` in `parameters`?"),
-        (CLASSIFY, "x", "known names are `model`, `inputs`, `parameters`."),
-        (FILL, "Target", "did you mean `targets` in `parameters`?"),
-        (ANSWER, "question", "known names are `model`, `inputs`, `parameters`."),
+        (CLASSIFY, {"params": 1}, ["`params`", "`parameters`"]),
+        (CLASSIFY, {"top_k": 1}, ["`top_k`", "`parameters`"]),
+        (CLASSIFY, {"truncate": 1}, ["`truncate`", "`truncation`"]),
+        (CLASSIFY, {"x": 1}, ["`x`", "`model`, `inputs`, `parameters`"]),
+        (FILL, {"Target": 1}, ["`Target`", "`targets`"]),
+        (ANSWER, {"question": 1}, ["`question`", "`model`, `inputs`, `parameters`"]),
+        (CLASSIFY, {"inputs": {"text": "good", "text_par": "bad"}}, ["`inputs`", "`text_pair`"]),
+        (CLASSIFY, {"inputs": ["good", {"text": "good", "pair": "bad"}]}, ["`inputs[1]`", "`pair`"]),
+        (ANSWER, {"inputs": {"question": "good ?", "contxt": "a film"}}, ["`inputs`", "`context`"]),
+        (ANSWER, {"inputs": [QUESTION | {"id": 1}]}, ["`inputs[0]`", "`question`, `context`"]),
+        (CLASSIFY, {"stream": True}, ["`stream`"]),
+        (CLASSIFY, {"encoding_format": "base64"}, ["`encoding_format`"]),
+        (CLASSIFY, {"options": {"top_k": 2}}, ["`options`", "`top_k`"]),
+        (CLASSIFY, {"options": True}, ["`options`"]),
     ],
 )
-def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, value: str) -> None:
-    message = error_of_body(api, path, BODIES[path] | {key: 1})
-    assert f"`{key}`" in message
-    assert value in message
-
-
-@pytest.mark.parametrize(
-    ("path", "inputs", "where", "value"),
-    [
-        (CLASSIFY, {"text": "good", "text_par": "bad"}, "inputs", "did you mean `text_pair`?"),
-        (CLASSIFY, ["good", {"text": "good", "pair": "bad"}], "inputs[1]", "`pair`"),
-        (ANSWER, {"question": "good ?", "contxt": "a film"}, "inputs", "did you mean `context`?"),
-        (ANSWER, [QUESTION | {"id": 1}], "inputs[0]", "`question`, `context`."),
-    ],
-)
-def test_an_unknown_key_of_an_input_is_an_error(api: Send, path: str, inputs: Any, where: str, value: str) -> None:
-    """With a misspelled `text_pair`, the first text is not scored without its pair."""
-    message = error_of_body(api, path, {"inputs": inputs})
-    assert message.startswith(f"`{where}` has no ")
-    assert value in message
+def test_an_unknown_key_or_one_without_effect_is_an_error(api: Send, path: str, fields: dict[str, Any], words: list[str]) -> None:
+    """With a misspelled `text_pair`, the first text is not scored without its pair. Keys of other clients can have only harmless values."""
+    message = error_of_body(api, path, BODIES[path] | fields)
+    assert [] == [word for word in words if word not in message], message
 
 
 @each_path
@@ -247,19 +239,6 @@ def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> No
     expected = result(api, path, BODIES[path])
     assert expected == result(api, path, BODIES[path] | more | {"model": None})
     assert expected == result(api, path, {"parameters": None} | BODIES[path])
-
-
-@pytest.mark.parametrize(
-    ("more", "value"),
-    [
-        ({"stream": True}, "`stream` asks for"),
-        ({"encoding_format": "base64"}, "`encoding_format` asks for"),
-        ({"options": {"top_k": 2}}, "`options` has no `top_k`"),
-        ({"options": True}, "`options` must be an object; fix"),
-    ],
-)
-def test_harmless_keys_with_other_values_are_errors(api: Send, more: dict[str, Any], value: str) -> None:
-    assert value in error_of_body(api, CLASSIFY, BODIES[CLASSIFY] | more)
 
 
 @pytest.mark.parametrize("path", [*BODIES, "/models/nli"])

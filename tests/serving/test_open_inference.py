@@ -154,13 +154,13 @@ def unpack(response: httpx.Response) -> dict[str, bytes]:
     """Returns the binary outputs of a response by name."""
     assert 200 == response.status_code, response.text
     at = int(response.headers[HEADER])
-    actual = {}
+    values = {}
     for output in json.loads(response.content[:at])["outputs"]:
         size = output.get("parameters", {}).get("binary_data_size")
         if size is not None:
-            actual[output["name"]], at = response.content[at : at + size], at + size
+            values[output["name"]], at = response.content[at : at + size], at + size
     assert at == len(response.content)
-    return actual
+    return values
 
 
 def test_texts_and_outputs_can_be_binary(api: Send) -> None:

@@ -90,8 +90,8 @@ def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) ->
     tiny.bundle(tmp_path, task="feature-extraction")
     source = write_lines(tmp_path / "in.jsonl", [{"source_sentence": "good", "sentences": '"My secret"'}])
     assert 3 == run(tmp_path, source, tmp_path / "out.jsonl", "--task", "similarity")
-    [rejections] = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
-    assert "`sentences`" in rejections["error"] and "secret" not in rejections["error"]
+    [rejection] = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
+    assert "`sentences`" in rejection["error"] and "secret" not in rejection["error"]
 
 
 def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Path) -> None:
