@@ -135,7 +135,7 @@ def test_the_error_of_a_parameter_does_not_name_an_input(raw: Path, path: str, b
 def test_logits_and_sums_can_have_any_threshold(raw: Path, path: str, body: dict[str, Any]) -> None:
     body["parameters"] |= {"decide": True, "threshold": -50.0, "min_confidence": 50.0}
     decisions = ask(raw, path, **body)
-    assert "is below `min_confidence` 50" in (decisions[0] if isinstance(decisions, list) else decisions)["reason"]
+    assert "`min_confidence` 50" in (decisions[0] if isinstance(decisions, list) else decisions)["reason"]
 
 
 def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
@@ -153,16 +153,17 @@ def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) 
     assert {True, False} == {item["abstained"] for item in decisions}
     for answer, item in zip(plain, decisions, strict=True):
         assert item["decision"] == (answer[0]["label"] if answer[0]["score"] >= 0.57 else None)
-        assert item["abstained"] == (item["decision"] is None)
-        assert item["reason"] == (f"the best score {answer[0]['score']:g} is below its threshold 0.57" if item["abstained"] else None)
+        assert item["abstained"] == (item["decision"] is None) == (item["reason"] is not None)
+        assert not item["abstained"] or {f"{answer[0]['score']:g}", "0.57"} <= set(item["reason"].split())
     best = plain[0][0]
     for parameters, least in (
-        ({"threshold": 0.99}, "its threshold 0.99"),
-        ({"threshold": {best["label"]: 0.98}}, "its threshold 0.98"),
+        ({"threshold": 0.99}, "threshold 0.99"),
+        ({"threshold": {best["label"]: 0.98}}, "threshold 0.98"),
         ({"min_confidence": 0.97}, "`min_confidence` 0.97"),
     ):
         [item] = ask(calibrated, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True} | parameters)
-        assert item["reason"] == f"the best score {best['score']:g} is below {least}"
+        assert f"{best['score']:g}" in item["reason"]
+        assert least in item["reason"]
 
 
 def test_a_reason_distinguishes_a_score_from_a_threshold_close_to_it(raw: Path) -> None:

