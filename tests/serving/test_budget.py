@@ -67,26 +67,21 @@ def test_answers_count_with_their_own_length(api: Send, limit_bytes: Any) -> Non
     assert "bytes and 65536 " in too_large(api, "/answer", inputs=passage, parameters={"top_k": 50, "max_answer_len": 20})
 
 
-def test_the_search_for_answers_has_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To find 1000 different answers in a passage that repeats one word, the search would examine all spans of all windows."""
-    passage = {"question": "good", "context": "film " * 3000}
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 40_000)
-    assert 10 == len(result_of(api, "/answer", passage, top_k=10, max_answer_len=12))
-    assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12})
-
-
-def test_each_window_counts_as_decoding(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    passage = {"question": "good", "context": "a " * 1000}
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 40_000)
-    assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"max_seq_len": 5, "doc_stride": 0})
-    assert "film" == result_of(api, "/answer", {"question": "good", "context": "film " * 1000}, max_seq_len=30)["answer"][:4]
-
-
-def test_tokens_that_are_grouped_count_more_than_tokens(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 5_000)
-    text = "good " * 1000
-    assert 200 == ask(api, "/ner", text, aggregation_strategy="none").status_code
-    assert "`max_answer_len`" in too_large(api, "/ner", inputs=text, parameters={"aggregation_strategy": "average"})
+@pytest.mark.parametrize(
+    ("path", "limit_us", "inputs", "accepted", "refused"),
+    [
+        ("/answer", 40_000, {"question": "good", "context": "film " * 3000}, {"top_k": 10}, {"top_k": 1000}),
+        ("/answer", 40_000, {"question": "good", "context": "film " * 1000}, {"max_seq_len": 30}, {"max_seq_len": 5, "doc_stride": 0}),
+        ("/ner", 5_000, "good " * 1000, {"aggregation_strategy": "none"}, {"aggregation_strategy": "average"}),
+    ],
+    ids=["different answers of a passage that repeats a word", "windows", "grouped tokens"],
+)
+def test_the_work_of_decoding_has_a_limit(
+    api: Send, path: str, limit_us: int, inputs: Any, accepted: dict[str, Any], refused: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", limit_us)
+    assert 200 == ask(api, path, inputs, **accepted).status_code
+    assert "`max_answer_len`" in too_large(api, path, inputs=inputs, parameters=refused)
 
 
 def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import tiny
@@ -42,12 +41,8 @@ def explain_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
     tiny.bundle(folder, "value", labels=("stars",), activation="none")
     tiny.bundle(folder, "passages", task="question-answering", max_length=64)
     with open_api(folder) as send:
-        yield partial(_named, send)
-
-
-def _named(send: Send, method: str, path: str, **request: Any) -> httpx.Response:
-    """Sends a request to the model for a path: `labels` for /classify, `passages` for /answer, otherwise the model of that name."""
-    return send(method, f"/models/{'labels' if path == CLASSIFY else path.strip('/').replace('answer', 'passages')}", **request)
+        names = {CLASSIFY: "labels", ANSWER: "passages"}  # the other paths are names of models
+        yield lambda method, path, **request: send(method, f"/models/{names.get(path, path.strip('/'))}", **request)
 
 
 def without(inputs: Any, word: dict[str, Any]) -> Any:

@@ -149,6 +149,12 @@ def test_large_requests_leave_room_for_small_ones() -> None:
         add(queue, 16)
     with pytest.raises(RefusedError):
         queue.check_arrival(100.0, 0.0)
+    empty = new_queue(max_queue_tokens=1024, max_batch_tokens=1024)
+    with pytest.raises(RefusedError):
+        add(empty, 897)
+    add(empty, empty.max_request_tokens)
+    add(empty, 16)
+    assert 896 + 16 == empty.held_tokens
 
 
 def test_later_items_make_a_request_long() -> None:
@@ -161,15 +167,6 @@ def test_later_items_make_a_request_long() -> None:
     assert [short] == [item.request for item in queue.take(0.0, long_runs=1)]
     assert [] == queue.take(0.0, long_runs=1)
     assert [explain_request] == [item.request for item in queue.take(0.0)]
-
-
-def test_a_large_request_leaves_room_for_small_ones_in_an_empty_queue() -> None:
-    queue = new_queue(max_queue_tokens=1024, max_batch_tokens=1024)
-    with pytest.raises(RefusedError):
-        add(queue, 897)
-    add(queue, queue.max_request_tokens)
-    add(queue, 16)
-    assert 896 + 16 == queue.held_tokens
 
 
 @pytest.mark.parametrize("texts", [1, 2])
