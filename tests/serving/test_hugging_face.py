@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import Send, call, error_of, post, result_of, result_of_fields
+from app_client import Send, call, error_of, error_of_body, post, result_of, result_of_fields
 
 # the base URL, and the path that SageMaker requires
 QUESTION = {"question": "good ?", "context": "a film"}
@@ -94,10 +94,6 @@ def test_lists_of_no_or_several_inputs_are_refused(api: Send, path: str, one: An
 PAIR = ["good film", "bad"]
 
 
-def error_for(api: Send, path: str, **body: Any) -> str:
-    return error_of(post(api, body, path=path), 422, "invalid_value")
-
-
 @pytest.mark.parametrize(
     ("inputs", "same"),
     [
@@ -122,12 +118,12 @@ def test_raw_scores_are_logits(api: Send) -> None:
     more = {"truncate": True, "truncation_direction": "Right", "model": "classifier"}
 
     assert expected[0] == result_of_fields(api, "/predict", inputs="good", raw_scores=True, **more)
-    assert "`truncation_direction` must be" in error_for(api, "/predict", inputs="good", truncation_direction="Left")
+    assert "`truncation_direction` must be" in error_of_body(api, "/predict", {"inputs": "good", "truncation_direction": "Left"})
 
 
 @pytest.mark.parametrize("inputs", [["a", "b", "c"], [["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]])
 def test_an_invalid_sequence_is_refused(api: Send, inputs: Any) -> None:
-    assert '["a", "b"]' in error_for(api, "/predict", inputs=inputs)
+    assert '["a", "b"]' in error_of_body(api, "/predict", {"inputs": inputs})
 
 
 def test_embed_all_returns_a_vector_per_token(api: Send) -> None:
