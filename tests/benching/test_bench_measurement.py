@@ -82,7 +82,6 @@ def test_an_invalid_objective_is_refused(text: str) -> None:
 
 def test_the_warm_up_is_left_out() -> None:
     records = [RequestRecord(at, at, at + 0.01, 200, 0, b"") for at in (0.0, 0.5, 1.0, 1.5)]
-
     metrics = summary(records, 1.0, 2.0)
 
     assert 2 == metrics.requests

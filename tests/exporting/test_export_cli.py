@@ -72,7 +72,7 @@ def test_an_unreadable_checkpoint_is_named(
     assert (1, []) == (code, left_in(output))
     assert 1 == cli.main(["verify", str(sound(tmp_path / "sound")), "--checkpoint", str(source)])
     for error in (message, capsys.readouterr().err):
-        assert all(fact in error for fact in ("cannot be read", "Permission denied", str(source / "config.json")))
+        assert all(fact in error for fact in ("Permission denied", str(source / "config.json")))
 
 
 def test_manifest_and_card_contain_the_given_metrics(source: Path, output: Path, run: Run, tmp_path: Path) -> None:

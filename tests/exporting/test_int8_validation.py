@@ -19,7 +19,7 @@ from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_F
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bundles import Run, Verify, contents, edit_constant
+from bundles import Run, Verify, assert_exit, contents, edit_constant
 from checkpoints import numbered_texts
 from task_runs import answer_input, classify_input
 
@@ -85,12 +85,11 @@ def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(
 ) -> None:
     if faulty:
         monkeypatch.setattr("bertserve.export.int8.quantize.quantize", break_a_matrix)
-    code, message = run(source, *flags.split())
+    result = run(source, *flags.split())
     bundle = load_bundle(output / "tiny-bert")
     [omitted] = bundle.manifest.omitted
 
-    assert 4 == code, message
-    assert message.endswith(omitted.reason)
+    assert_exit(4, result, omitted.reason)
     assert ("cpu", "int8") == (omitted.provider, omitted.precision)
     assert omitted.reason.startswith("int8 outputs" if faulty else "int8 changes")
     assert [("fp32", True)] == [(graph.precision, graph.default) for graph in bundle.manifest.graphs]

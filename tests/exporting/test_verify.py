@@ -15,7 +15,7 @@ import pytest
 import tiny
 from bertserve.export import cli
 from bertserve.service.bundle.files import MANIFEST_FILE, load_bundle
-from bundles import FEW_TEXTS, Verify, exported_by_default
+from bundles import FEW_TEXTS, Verify, exported
 from sound_bundles import FP32, TEXTS, data, sound, store_digests, store_example, with_gpu_graph, without_gpu
 
 pytest_plugins = ("export_fixtures",)
@@ -183,7 +183,7 @@ def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
 
     folder = tmp_path_factory.mktemp("verify")
     source = bert(folder)
-    return source, exported_by_default(source).path
+    return source, exported(source, precisions=("fp32", "int8")).path
 
 
 @pytest.mark.torch
