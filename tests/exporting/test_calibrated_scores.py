@@ -76,15 +76,14 @@ def test_answers_and_no_answer_are_calibrated_separately(rng: np.random.Generato
     assert (1, (0.0,)) == (len(few[0]), few[1])
 
 
-@pytest.mark.parametrize(("activation", "shape"), [("softmax", (50, 3)), ("sigmoid", (50, 1))])
-def test_calibrated_scores_keep_their_order(rng: np.random.Generator, activation: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_calibrated_scores_keep_their_order(rng: np.random.Generator, activation: str) -> None:
     """Scores near 0 and 1 stay finite, and a scale of 1 changes nothing."""
-    scores = activate(np.concatenate([rng.normal(0, 5, shape), [[200.0] * shape[1]]]).astype(np.float32), activation)  # type: ignore[arg-type]
+    scores = activate(np.concatenate([rng.normal(0, 5, (50, 3)), [[200.0] * 3]]).astype(np.float32), activation)  # type: ignore[arg-type]
     calibrated = apply_calibration(scores, activation, (0.4,), (0.0,))  # type: ignore[arg-type]
 
     assert np.isfinite(calibrated).all()
-    assert (np.diff(calibrated.ravel()[scores.ravel().argsort()]) >= 0).all() or activation == "softmax"
-    assert (calibrated.argmax(axis=1) == scores.argmax(axis=1)).all()
+    assert (np.diff(np.take_along_axis(calibrated, scores.argsort(axis=1), axis=1)) >= 0).all()
     assert pytest.approx(scores, rel=1e-5) == apply_calibration(scores, activation, (1.0,), (0.0,))  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ from fakes import record_runs
 MASKS = (1, 3, 2, 5, 1, 1, 4, 2)
 
 
-def record_trims(folder: Path, monkeypatch: pytest.MonkeyPatch, **bundle: Any) -> tuple[AppState, list[Any]]:
+def service_and_feeds(folder: Path, monkeypatch: pytest.MonkeyPatch, **bundle: Any) -> tuple[AppState, list[Any]]:
     """Returns a service with one thread and one model, and the inputs of each run of its graph."""
     feeds: list[Any] = []
     record_runs(monkeypatch, feeds.append)
@@ -29,7 +29,7 @@ def record_trims(folder: Path, monkeypatch: pytest.MonkeyPatch, **bundle: Any) -
 
 
 async def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, feeds = record_trims(tmp_path, monkeypatch, task="fill-mask")
+    service, feeds = service_and_feeds(tmp_path, monkeypatch, task="fill-mask")
     body = {"inputs": [" ".join(["[MASK] good"] * count) for count in MASKS]}
     async with serving(service) as client:
         whole = (await client.post("/fill-mask", json=body)).json()
@@ -43,7 +43,7 @@ async def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: 
 
 
 async def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, feeds = record_trims(tmp_path, monkeypatch, attention_heads=(2, 3))
+    service, feeds = service_and_feeds(tmp_path, monkeypatch, attention_heads=(2, 3))
     body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)]}
     async with serving(service) as client:
         whole = (await client.post("/attention", json=body)).json()
@@ -53,7 +53,7 @@ async def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch
         assert_same(whole, (await client.post("/attention", json=body)).json())
         runs = [feed["input_ids"].shape for feed in feeds]
         assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]
-        assert {30, 16} < {length for rows, length in runs if rows == 1}
+        assert {30, 16} <= {length for rows, length in runs if rows == 1}
 
 
 def resident_bytes() -> int:

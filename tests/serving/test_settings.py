@@ -221,9 +221,11 @@ def test_an_unknown_key_is_refused(tmp_path: Path, text: str, words: str) -> Non
     ["port = 70000", 'port = "http"', "access_log = 2", "models = []", 'models = ["a", 1]', 'precision = "fp8"', 'default = "classify"'],
 )
 def test_an_invalid_value_is_refused(tmp_path: Path, text: str) -> None:
-    name = text.partition(" = ")[0]
-    assert f"`{name}`" in config_error(tmp_path / "f", text)
-    assert f"--{name} (or " in config_error(tmp_path / "f", text, "--port", "x") or name != "port"
+    assert f"`{text.partition(' = ')[0]}`" in config_error(tmp_path / "f", text)
+
+
+def test_the_flag_is_named_if_it_is_wrong_too(tmp_path: Path) -> None:
+    assert "--port (or " in config_error(tmp_path / "f", "port = 70000", "--port", "x")
 
 
 @pytest.mark.parametrize("text", ["port = ", "port: 1", "[", b"\xff\xfe", "port = 1\nport = 2"])

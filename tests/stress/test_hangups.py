@@ -44,7 +44,6 @@ def test_requests_of_disconnected_clients_release_all_resources(tmp_path: Path) 
         wait_until(lambda: descriptors(server) <= num_descriptors)  # the connection of the metrics page can still be closing
         assert threads(server) < num_threads + PAGE_THREADS
         assert_threads_live(server)
-        show(f"rows run for {WAVES} times {CLIENTS} clients that left while they waited, bar 0", "0")
         show("memory before and after each wave", " ".join(f"{one:.0f}" for one in memory) + " MiB")
         show("memory while they waited", " ".join(f"{one:.0f}" for one in waits) + " MiB")
         assert not LONG or memory[-1] <= MOST_GROWTH * memory[1]
@@ -70,13 +69,13 @@ def try_wave(server: ServeProcess, before: str) -> float | None:
         connections += [socket.create_connection(server.address, timeout=30) for _ in range(CLIENTS)]
         for connection in connections[: THREADS + 1]:
             send(connection, LONG_RUN)
-        wait_until(lambda: queue_tokens(server) == queue_tokens(server) == 1 or runs(server, before) > 0)
+        wait_until(lambda: queue_items(server) == 1 or runs(server, before) > 0)
         for number, connection in enumerate(connections[THREADS + 1 :]):
             send(connection, TEXTS[number % 2])
-        wait_until(lambda: queue_tokens(server) == CLIENTS - THREADS or runs(server, before) > 0)
+        wait_until(lambda: queue_items(server) == CLIENTS - THREADS or runs(server, before) > 0)
         memory = server.memory_mib()
-        all_wait = queue_tokens(server) == CLIENTS - THREADS and runs(server, before) == 0
-    wait_until(lambda: queue_tokens(server) == 0)
+        all_wait = queue_items(server) == CLIENTS - THREADS and runs(server, before) == 0
+    wait_until(lambda: queue_items(server) == 0)
     busy = runs(server, before) == 0
     wait_until(lambda: runs(server, before) >= THREADS)
     if not (all_wait and busy):
@@ -88,7 +87,7 @@ def try_wave(server: ServeProcess, before: str) -> float | None:
     return memory
 
 
-def queue_tokens(server: ServeProcess) -> float:
+def queue_items(server: ServeProcess) -> float:
     return metric(metrics(server), "queue_items")
 
 
