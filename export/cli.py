@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 
@@ -66,10 +67,6 @@ def _export(argv: Sequence[str]) -> int:
     parser = build_parser()
     args = parser.parse_args(flags.join_negative_layers(argv))
     _check_flags(parser, args)
-    try:
-        choose_precisions(args.providers, args.precisions)
-    except ValueError as error:
-        parser.error(f"argument --precision: {error}")
     if flags.report_missing(PACKAGES, "exporting needs the export extra", "export", "cpu"):
         return 3
     # importing torch and transformers takes seconds, and --help and wrong flags do not need them
@@ -103,7 +100,7 @@ def _export(argv: Sequence[str]) -> int:
 
 def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
     is_module = args.module is not None
-    if (args.source is None) != is_module:
+    if bool(args.source) == is_module:
         parser.error("give a SOURCE, or --module FILE:FACTORY instead")
     flags.check_module_flags(parser, args)
     of_a_checkpoint = (args.revision, args.layers, args.combine, args.token_types)
@@ -119,6 +116,13 @@ def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
             f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; remove "
             "one of them"
         )
+    try:
+        precisions = choose_precisions(args.providers, args.precisions)
+    except ValueError as error:
+        parser.error(f"argument --precision: {error}")
+    has_int8_flags = args.quick or args.int8_validation is not None or args.max_int8_error is not None
+    if has_int8_flags and "int8" not in chain(*precisions.values()):
+        parser.error("--quick, --int8-validation and --max-int8-error are for int8, which --provider and --precision exclude; remove them")
 
 
 def _print_agreements(target: Path, manifest: Manifest) -> None:

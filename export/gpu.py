@@ -102,9 +102,9 @@ def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
     """Returns the shape plan of a model: the lengths and numbers of rows to which its batches are padded.
 
     GPUs choose kernels by shape, and TensorRT builds them by shape, so a few warmed-up shapes are worth the padding. Lengths are multiples
-    of 8, which half-precision kernels need, except the last length, which is the model's own. From 64 on, each length and each number of
-    rows is at most 1.5 times the previous one, so a batch fills at least two thirds of each dimension. The lengths of one of the provider's
-    ranges have the same numbers of rows, for which it reserves memory; with 0 ranges, each length has its own.
+    of 8, which half-precision kernels need, except the last length, which is the model's own. From 64 to 8,192, each length and each number
+    of rows is at most 1.5 times the previous one, so a batch fills at least two thirds of each dimension. The lengths of one of the
+    provider's ranges have the same numbers of rows, for which it reserves memory; with 0 ranges, each length has its own.
     """
     lengths = [*(length for length in _PLANNED_LENGTHS if length < max_length), max_length]
     max_rows = {

@@ -17,22 +17,35 @@ def read_input(document: Document) -> Any:
     """Returns the input of an object, in the service's format of `inputs`.
 
     Raises:
-        ValueError: The object has no input.
+        ValueError: The object has no input, or several.
     """
-    if "inputs" in document:
-        return document["inputs"]
+    keys = _input_keys(document)
+    # a text can come with its words
+    unused = [key for key in document if key in INPUT_KEYS - {*keys, "parameters", "tokens"} and document[key] is not None]
+    if unused:
+        raise ValueError(f"it has `{keys[0]}`, and also `{unused[0]}`; give one input.")
+    if keys in PAIRS:
+        return {"text": document[keys[0]], "text_pair": document[keys[1]]}
+    if keys == ("tokens",):
+        return " ".join(read_text_list(document, "tokens"))
+    return document[keys[0]] if len(keys) == 1 else {name: document[name] for name in keys if name in document}
+
+
+def _input_keys(document: Document) -> tuple[str, ...]:
+    """Returns the keys of the input; `ValueError` as for `read_input`."""
     if "choices" in document:
-        return {name: document[name] for name in ("question", "prompt", "context", "choices") if name in document}
+        return ("choices", "question", "prompt", "context")
     for first, second in PAIRS:
         if first in document and document.get(second) is not None:
-            return {"text": document[first], "text_pair": document[second]}
+            return (first, second)
     if "question" in document:
-        return {name: document.get(name) for name in ("question", "context")}
-    for name in ("text", "sentence"):
-        if name in document:
-            return document[name]
-    if "tokens" in document:
-        return " ".join(read_text_list(document, "tokens"))
+        return ("question", "context")
+    for key in ("inputs", "text", "sentence", "tokens"):
+        if key in document:
+            return (key,)
+    for first, second in PAIRS:
+        if first in document:
+            raise ValueError(f"it has `{first}`, but no `{second}`.")
     for key in document:
         if key not in INPUT_KEYS and (hint := did_you_mean(key, ("inputs", "text", "tokens", "question"))):
             raise ValueError(f"it has no input, but `{key[:SHOWN_CHARS]}`; {hint}")

@@ -44,8 +44,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
-    has_module, has_checkpoint, has_minimum = args.module is not None, args.checkpoint is not None, args.min_agreement or args.min_metrics
-    if args.data is None and has_minimum:
+    has_module, has_checkpoint = args.module is not None, args.checkpoint is not None
+    if args.checkpoint == "":
+        parser.error("--checkpoint is empty; give a folder or hub id, or remove it")
+    if args.data is None and (args.min_agreement or args.min_metrics):
         parser.error("--min-agreement and --min-metric need --data; give it too")
     if len(dict(args.min_metrics)) < len(args.min_metrics):
         parser.error("--min-metric has a duplicate metric; give each once")

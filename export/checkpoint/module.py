@@ -94,14 +94,14 @@ class _Module(PreTrainedModel):  # type: ignore[misc]  # untyped in transformers
         return torch.nn.Embedding(self._rows, 1, device="meta")
 
 
-def load_module(reference: str) -> Checkpoint:
+def load_module(location: str) -> Checkpoint:
     """Runs `FILE:FACTORY`, a Python file and its function that returns the fields of a ModuleSpec; returns its module as a checkpoint."""
-    path, factory = _split(reference)
+    path, factory = _split(location)
     spec = _call(path, factory)
     tokenizer = _load_tokenizer(path, spec)
     names = [name for name in inspect.signature(spec.module.forward).parameters if name in INPUTS]
     if "input_ids" not in names:
-        raise CheckpointError(f"`forward` of the module of `{reference}` has no parameter `input_ids`; supported are {', '.join(INPUTS)}.")
+        raise CheckpointError(f"`forward` of the module of `{location}` has no parameter `input_ids`; supported are {', '.join(INPUTS)}.")
     tokenizer.model_input_names = names
     task = EXPORT_TASKS[spec.task]
     labels = dict(enumerate(spec.labels)) if task.labeled else {0: "", 1: ""}
@@ -115,17 +115,17 @@ def load_module(reference: str) -> Checkpoint:
     )
     model = _Module(config, spec.module, tuple(output.name for output in task.outputs), vocabulary_size(tokenizer)).eval().float()
     inputs = tuple(INPUTS[name] for name in names)
-    single, pair = read_templates(reference, tokenizer)
+    single, pair = read_templates(location, tokenizer)
     last_id = vocabulary_size(tokenizer) - 1
     try:
         with torch.no_grad():
-            width = _check_outputs(reference, spec, model, names, last_id)
+            width = _check_outputs(location, spec, model, names, last_id)
         padding = find_padding(model, tokenizer, names, spec.max_length)
     except CheckpointError:
         raise
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(
-            f"the module of `{reference}` fails on ids of at most {last_id}, or on a text of up to {spec.max_length} tokens: "
+            f"the module of `{location}` fails on ids of at most {last_id}, or on a text of up to {spec.max_length} tokens: "
             f"{type(error).__name__}: {error}."
         ) from error
     tokenizer_spec = make_tokenizer_spec(tokenizer, single, pair, padding, max_length=spec.max_length, mask=None)
@@ -142,7 +142,7 @@ def load_module(reference: str) -> Checkpoint:
         task=spec.task,
         inputs=inputs,
         outputs=graph_outputs(spec.task, embedding),
-        labels=read_labels(reference, config) if task.labeled else (),
+        labels=read_labels(location, config) if task.labeled else (),
         activation=task.activation or read_activation(config),
         hf_tokenizer=tokenizer,
         tokenizer=tokenizer_spec,
@@ -150,15 +150,15 @@ def load_module(reference: str) -> Checkpoint:
     )
 
 
-def module_name(reference: str) -> str:
+def module_name(location: str) -> str:
     """Returns the default name of a module's bundle, which is the name of its file."""
-    return _split(reference)[0].stem
+    return _split(location)[0].stem
 
 
-def _split(reference: str) -> tuple[Path, str]:
-    file, colon, factory = reference.rpartition(":")
+def _split(location: str) -> tuple[Path, str]:
+    file, colon, factory = location.rpartition(":")
     if not colon or not file or not factory.isidentifier() or not Path(file).is_file():
-        raise CheckpointError(f"--module is `{reference}`; give FILE:FACTORY, a Python file that exists and a function in it.")
+        raise CheckpointError(f"--module is `{location}`; give FILE:FACTORY, a Python file that exists and a function in it.")
     return Path(file).resolve(), factory
 
 
@@ -197,7 +197,7 @@ def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:
     return tokenizer
 
 
-def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list[str], last_id: int) -> int:
+def _check_outputs(location: str, spec: ModuleSpec, model: _Module, names: list[str], last_id: int) -> int:
     """Runs the module on two rows with the highest id; returns the width of its output."""
     ids = torch.full((2, 5), last_id)
     values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
@@ -209,7 +209,7 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
         expected = (2, *tail) if output.kind == "per_text" else (2, 5, *tail)
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tuple(tensor.shape) != expected:
             raise CheckpointError(
-                f"the module of `{reference}` returns `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows of 5 tokens, but "
+                f"the module of `{location}` returns `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows of 5 tokens, but "
                 f"{spec.task} with {width} labels needs torch.float32 {list(expected)}."
             )
     return int(outputs[task.outputs[0].name].shape[-1])

@@ -60,7 +60,7 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
     if mismatched:  # transformers would replace them by random ones
         name, shape, configured = mismatched[0]
         raise CheckpointError(
-            f"{plural(len(mismatched), 'weight')} of `{source}` have other shapes than configured: `{name}` is {list(shape)}, not "
+            f"`{source}` has {plural(len(mismatched), 'weight')} with another shape than configured: `{name}` is {list(shape)}, not "
             f"{list(configured)}; fix config.json (`vocab_size`, the labels, `hidden_size` and the like), or use its own weights."
         )
     missing = set(report["missing_keys"]) - replaced

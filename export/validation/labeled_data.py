@@ -59,7 +59,7 @@ def read_data(path: Path, manifest: Manifest) -> list[LabeledRow]:
         with _naming_line(path, row):
             if row.error is not None:
                 raise ValueError(f"{row.error} {_FORMAT}")
-            parameters.append(row.values.get("parameters") or {})
+            parameters.append({} if row.values.get("parameters") is None else row.values["parameters"])
             if not isinstance(parameters[-1], dict):
                 raise ValueError("`parameters` must be an object.")
             golds.append(task.read_gold(dict(row.values), manifest))

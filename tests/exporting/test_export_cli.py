@@ -115,6 +115,10 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
         (("--metrics-file", "no/such/file.json"), "`no/such/file.json`"),
         (("--precison", "fp32"), "--precision?"),
         *((("--max-int8-error", value), f"--max-int8-error: `{value}`") for value in ("0", "1.5", "nan", "little")),
+        *(
+            (("--precision", "fp32", *flags), "int8")
+            for flags in (("--quick",), ("--max-int8-error", "0.5"), ("--int8-validation", "file"))
+        ),
     ],
 )
 def test_a_wrong_flag_is_a_usage_error(output: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], reason: str) -> None:

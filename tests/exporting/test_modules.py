@@ -100,6 +100,7 @@ def test_a_module_that_depends_on_padding_is_not_batch_invariant(tmp_path: Path)
         (["--module", "loud.py:make"], "`loud.py:make`"),
         (["folder", "--module", "loud.py:make", "--trust-module"], "give a SOURCE"),
         ([], "give a SOURCE"),
+        ([""], "give a SOURCE"),
         (["folder", "--trust-module"], "--trust-module:"),
         (["--module", "loud.py:make", "--trust-module", "--task", "fill-mask"], "--task, --revision"),
         (["--module", "loud.py:make", "--trust-module", "--combine", "sum"], "--combine, --ignore-weights"),

@@ -152,6 +152,7 @@ def test_another_precision_can_give_another_example_result(tmp_path: Path, verif
         "B --data D --min-metric glue=0.5",
         "B C",
         "B --update",
+        "B --checkpoint=",
         "B --int8-validation F",
         "B --update --checkpoint C --provider cpu",
         "B --revision v1",

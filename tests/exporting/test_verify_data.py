@@ -402,7 +402,10 @@ def test_the_correct_choice_is_given_by_index_or_text(tmp_path: Path, verify: Ve
         ("text-classification", {"text": "a", "label": True}, "`label` is true"),
         ("text-classification", {"text": "a", "label": [0, 1]}, "2 labels"),
         ("text-classification", {"text": "a", "parameters": {"topk": 1}}, "`top_k`"),
-        ("text-classification", {"text": "a", "parameters": [1]}, "`parameters`"),
+        *(("text-classification", {"text": "a", "parameters": parameters}, "`parameters`") for parameters in ([1], [], 0)),
+        ("text-classification", {"text": "a", "hypothesis": "b"}, "`text`, and also `hypothesis`"),
+        ("text-classification", {"inputs": "a", "text": "b"}, "`inputs`, and also `text`"),
+        ("text-classification", {"premise": "a"}, "`premise`, but no `hypothesis`"),
         *(
             ("token-classification", {"text": "a", "entities": [{"start": 0} | entity]}, "`entities`")
             for entity in ({}, {"end": 1}, {"end": 1.5, "label": "PER"}, {"start": 1, "end": 0, "label": "PER"})
