@@ -70,7 +70,8 @@ class Replica:
         resources = ray.get_runtime_context().get_assigned_resources()
         if settings.threads is None and "GPU" not in resources:
             settings = settings.model_copy(update={"threads": max(1, int(resources.get("CPU", 1)))})
-        self._state = build(with_sources(settings), check_start(settings))
+        auth = check_start(settings)  # before an export, which takes minutes
+        self._state = build(with_sources(settings), auth)
         self._seen = (time.monotonic(), 0.0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

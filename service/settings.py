@@ -206,7 +206,8 @@ class ScoreSettings(ModelSettings):
 
     def affecting_answers(self) -> dict[str, Any]:
         """Returns the settings that are set and affect answers, without those that are only about a machine."""
-        local = {"config", "models", "model", "cache_dir", "threads", "log_format", "device_id", "engine_cache"}
+        machine = {"threads", "device_id", "engine_cache", "gpu_mem_limit_mib", "cuda_graphs"}
+        local = {"config", "models", "model", "cache_dir", "log_format", *machine}
         return self.model_dump(include=ScoreSettings.model_fields.keys() - local, exclude_unset=True)
 
 

@@ -57,7 +57,7 @@ class ModelSource:
             StartError: A file cannot be read.
         """
         content: list[object] = [self.location, self.revision]
-        if Path(self.location).is_dir():
+        if os.path.isdir(self.location):
             try:
                 content = [[(path.name, digest(path)) for folder in _folders(Path(self.location)) for path in _files(folder)]]
             except OSError as error:
@@ -73,10 +73,10 @@ def read_source(text: str) -> ModelSource:
         StartError: The folder is neither a checkpoint nor a bundle.
     """
     name, equals, location = text.partition("=")
-    if not equals or Path(text).exists():
+    if not equals or os.path.exists(text):  # unlike Path's method, it accepts a name that is too long, and refuses an empty one
         name, location = "", text
     location = os.path.expanduser(location) if location.startswith("~") else location
-    if Path(location).exists():
+    if os.path.exists(location):
         return _read_folder(text, name, Path(location))
     if location.count("/") > 1 or location.startswith((".", "/", "~")) or not location.strip("/"):
         raise SettingsError(f"--model is `{text}`: the folder `{location}` does not exist.")
@@ -148,7 +148,7 @@ def export_command(source: ModelSource) -> list[str]:
     package = MODULE.rpartition(".")[0]
     missing = [name for name in (package, "torch", "transformers", "onnx") if find_spec(name) is None]
     if missing:
-        is_here = Path(source.location).exists()
+        is_here = os.path.exists(source.location)
         raise StartError(
             ("" if is_here else f"there is no folder `{source.location}`, so it is taken as an id of the Hugging Face Hub; ")
             + f"a checkpoint must be exported before it is served, which needs {', '.join(missing)}; install the extra `export` "

@@ -193,12 +193,12 @@ def _bundles_in(folder: Path) -> list[Path]:
 
 def is_bundle(folder: Path) -> bool:
     """Returns whether a folder has a manifest."""
-    return (folder / MANIFEST_FILE).is_file()
+    return os.path.isfile(folder / MANIFEST_FILE)  # unlike Path's method, it accepts unreadable folders and names that are too long
 
 
 def is_checkpoint(folder: Path) -> bool:
     """Returns whether a folder has the files of a checkpoint, which differ from those of a bundle."""
-    return any(os.path.isfile(folder / name) for name in _CHECKPOINT_FILES)  # unlike Path's method, it accepts unreadable folders
+    return any(os.path.isfile(folder / name) for name in _CHECKPOINT_FILES)
 
 
 def _checkpoint_message(checkpoint: Path) -> str:

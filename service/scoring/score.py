@@ -41,12 +41,12 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
         StartError: A setting or the input is wrong, or a file cannot be read or written.
     """
     try:
+        source_stat = source.stat()  # first, because loading the model can take minutes
         with closing(Predictor(settings)) as predictor:
             reader, names, delimiter = predictor.reader, list(settings.added_columns), rows.DELIMITERS.get(formats[1], "")
             splits_label = bool(delimiter) and reader.has_one_label
             if splits_label:
                 names = [f"{names[0]}_label", f"{names[0]}_score", names[1]]
-            source_stat = source.stat()
             columns, blocks = rows.read_blocks(source, formats, reader.column_by_input.values(), names, reader.block_rows)
             if formats[0] != "jsonl":
                 reader.check(columns, names)

@@ -97,7 +97,7 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
             count = -(10**6)
         points += 1
         if any(tmp_path.glob("*.parts-*")) or not output.exists():  # otherwise the kill came after the end
-            assert 3 == run(models, source, output, *limit, "--threads", "3", "--device-id", "1")
+            assert 3 == run(models, source, output, *limit, "--threads", "3", "--device-id", "1", "--gpu-mem-limit-mib", "9")
         assert expected == [output.read_bytes(), rejections_file.read_bytes()], last
         assert {source.name, "models", output.name, rejections_file.name} == set(os.listdir(tmp_path)), last
     assert points > 4

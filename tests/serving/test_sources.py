@@ -106,13 +106,14 @@ def test_a_folder_can_be_served_under_another_name(checkpoint: Path) -> None:
         read_source(str(odd))
 
 
-def test_a_source_that_is_not_a_model_is_refused_with_the_reason(models: Path, checkpoint: Path) -> None:
+def test_a_source_that_is_not_a_model_is_refused_with_the_reason(models: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among them are a folder of bundles, a bundle under another name, and the folder of a training."""
     run = checkpoint.parent / "run"
     run.mkdir()
     (run / "trainer_state.json").write_text("{}")
     shutil.copytree(checkpoint, run / "checkpoint-500")
-    nothing = ("./none", "/none", "~/none-such", "a/b/c", "x=./none", "", "x=", "/")
+    nothing = ("./none", "/none", "~/none-such", "a/b/c", "x=./none", "", "x=", "/", "x" * 300)
+    monkeypatch.chdir(checkpoint)  # an empty source is not the working directory
     reasons = {
         str(models): f"`{models}` .* \\(tiny\\); .* --models {models}",
         f"other={models}/tiny": "`tiny`",
