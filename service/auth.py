@@ -93,7 +93,7 @@ class Authenticator:
 
         Raises:
             HttpError: The request has no key, or an unknown one (401); or the route needs an admin key, and the request has another key,
-                which the error names, or there are no admin keys (403).
+                which the error has as its value `key`, or there are no admin keys (403).
         """
         admin = access is Access.ADMIN
         if not admin and (not self.requires_key or self._public.get(access, False)):
@@ -102,9 +102,7 @@ class Authenticator:
             raise HttpError(HTTPStatus.FORBIDDEN, "model management is disabled; the operator can enable it with --admin-key-file.")
         name, is_admin = self._identify(headers)
         if admin and not is_admin:
-            error = HttpError(HTTPStatus.FORBIDDEN, "the key `{caller}` cannot change models; send an admin key.", caller=name)
-            error.key = name
-            raise error
+            raise HttpError(HTTPStatus.FORBIDDEN, "the key `{key}` cannot change models; send an admin key.", key=name)
         return name
 
     def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:

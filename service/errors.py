@@ -65,14 +65,12 @@ def install_command(*extras: str) -> str:
     return f"pip install {shlex.quote(source + '[' + ','.join(extras) + ']')}"
 
 
-INTERNAL = (500, "internal")  # of an exception that is not a BertServeError
-
-
 class BertServeError(Exception):
     """Base class of all errors.
 
     Attributes:
-        kind: HTTP status and error type.
+        status: HTTP status of an answer with this error.
+        error_type: Its error type.
         headers: Headers of an answer with this error.
         message: The sentence, with all values.
         template: The sentence with the name of each value in braces.
@@ -80,7 +78,8 @@ class BertServeError(Exception):
         input_index: Index of the input that caused the error, if a single input did.
     """
 
-    kind: tuple[int, str] = INTERNAL
+    status: int = HTTPStatus.INTERNAL_SERVER_ERROR.value
+    error_type: str = "internal"
     headers: Mapping[str, str] = {}
     input_index: int | None = None
 
@@ -159,25 +158,25 @@ class CallerError(BertServeError):
 class MalformedRequestError(CallerError):
     """The body is not valid JSON for the endpoint."""
 
-    kind = (400, "malformed")
+    status, error_type = 400, "malformed"
 
 
 class NotFoundError(CallerError):
     """There is no such model or path."""
 
-    kind = (404, "not_found")
+    status, error_type = 404, "not_found"
 
 
 class TooLargeError(CallerError):
     """The body, a list, a text or the tokens of the request exceed a limit."""
 
-    kind = (413, "too_large")
+    status, error_type = 413, "too_large"
 
 
 class InvalidValueError(CallerError):
     """The body is well-formed, but a value in it is not allowed."""
 
-    kind = (422, "invalid_value")
+    status, error_type = 422, "invalid_value"
 
 
 class InvalidParameterError(InvalidValueError):
@@ -208,18 +207,12 @@ _HTTP_HEADERS: Mapping[int, Mapping[str, str]] = {
 
 
 class HttpError(CallerError):
-    """The request fails because of its API key, method, headers or speed, independent of its body.
-
-    Attributes:
-        key: The name of the request's key, if the key is known but lacks the right.
-    """
-
-    key: str | None = None
+    """The request fails because of its API key, method, headers or speed, independent of its body."""
 
     def __init__(self, status: int, template: str, /, **values: Any) -> None:
         """Creates the error with a status of `HTTP_ERRORS`."""
         super().__init__(template, **values)
-        self.kind = (int(status), HTTP_ERRORS[status])
+        self.status, self.error_type = int(status), HTTP_ERRORS[status]
         self.headers = _HTTP_HEADERS.get(status, {})
 
 
@@ -231,7 +224,7 @@ class RefusedError(BertServeError):
         retry_after_s: Predicted seconds until the same request would be admitted.
     """
 
-    kind = (429, "overloaded")
+    status, error_type = 429, "overloaded"
 
     def __init__(self, template: str, /, *, reason: str, retry_after_s: float, **values: Any) -> None:
         super().__init__(template, **values)
@@ -243,20 +236,20 @@ class RefusedError(BertServeError):
 class ExpiredError(BertServeError):
     """The request was admitted, but its deadline passed before its last item could start."""
 
-    kind = (504, "expired")
+    status, error_type = 504, "expired"
 
 
 class UnavailableError(BertServeError):
     """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all hang. Another instance may answer."""
 
-    kind = (503, "unavailable")
+    status, error_type = 503, "unavailable"
     headers: Mapping[str, str] = {"Retry-After": "1"}
 
 
 class EngineError(BertServeError):
     """The graph failed, or returned a wrong number of rows or scores that are not finite."""
 
-    kind = (500, "engine")
+    error_type = "engine"
 
 
 def traceback_places(error: Exception) -> str:
@@ -266,8 +259,9 @@ def traceback_places(error: Exception) -> str:
 
 
 def status_and_type(error: Exception) -> tuple[int, str]:
-    """Returns the status and the error type of an exception."""
-    return error.kind if isinstance(error, BertServeError) else INTERNAL
+    """Returns the status and the error type of an exception, which is internal if it is not a BertServeError."""
+    described = error if isinstance(error, BertServeError) else BertServeError
+    return described.status, described.error_type
 
 
 def error_for_caller(error: BaseException) -> Exception:

@@ -93,7 +93,7 @@ class Replica:
         """Returns the predicted seconds of the queue, and the share of time since the last call in which threads ran."""
         (then, run_s_then), now, run_s = self._seen, time.monotonic(), self._state.scheduler.total_run_s
         self._seen = (now, run_s)
-        busy = (run_s - run_s_then) / max(now - then, 1e-3) / self._state.threads
+        busy = (run_s - run_s_then) / max(now - then, 1e-3) / self._state.scheduler.queue.threads
         return {"queue_s": self._state.scheduler.wait_s, "busy": busy}
 
 

@@ -37,8 +37,8 @@ def test_every_error_is_described() -> None:
 
     classes = {*errors.CallerError.__subclasses__(), *errors.BertServeError.__subclasses__()}
     classes -= {errors.CallerError, errors.StartError, errors.HttpError}
-    kinds = {*(error.kind for error in classes), *errors.HTTP_ERRORS.items(), errors.INTERNAL}
-    assert sorted(kinds) == sorted((int(status), kind) for status, kind in rows)
+    types = {*((error.status, error.error_type) for error in {*classes, errors.BertServeError}), *errors.HTTP_ERRORS.items()}
+    assert sorted(types) == sorted((int(status), error_type) for status, error_type in rows)
 
 
 def test_every_endpoint_is_described() -> None:
@@ -61,7 +61,7 @@ def test_the_error_in_the_tutorial_is_that_of_its_request() -> None:
 
     with pytest.raises(errors.CallerError) as error:
         read_as(TASKS["text-classification"].body, body.encode(), Limits(max_inputs=1, max_chars=100))
-    assert {"error": error.value.message, "error_type": error.value.kind[1]}.items() <= json.loads(response).items()
+    assert {"error": error.value.message, "error_type": error.value.error_type}.items() <= json.loads(response).items()
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/predict", "/embed_all"])

@@ -142,7 +142,7 @@ async def _audit(state: AppState, scope: Scope, name: str, change: Callable[[str
         outcome = "done"
         return result
     except Exception as error:
-        _, outcome = status_and_type(error)
+        outcome = status_and_type(error)[1]
         raise
     finally:
         # an unknown name is text of the caller, which must not reach the log
@@ -185,7 +185,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
                     "workers": state.settings.workers,
                     "pid": os.getpid(),
                     "max_queue_tokens": state.scheduler.queue.max_queue_tokens,
-                    "threads": state.threads,
+                    "threads": state.scheduler.queue.threads,
                 },
                 "machine": {
                     "cpu": cpu,

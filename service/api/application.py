@@ -28,7 +28,6 @@ from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEAD
 from bertserve.service.api.routes import GuardedRoute, InferenceRoute
 from bertserve.service.auth import Access
 from bertserve.service.errors import (
-    INTERNAL,
     BertServeError,
     CallerValue,
     HttpError,
@@ -36,7 +35,6 @@ from bertserve.service.errors import (
     MalformedRequestError,
     NotFoundError,
     UnavailableError,
-    status_and_type,
 )
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
@@ -51,8 +49,7 @@ _TIMEOUT = TIMEOUT_HEADER.encode()
 _ENCODINGS = {b"content-encoding", b"transfer-encoding"}
 _SINGLE = {b"content-type", b"content-encoding", _TIMEOUT, HEADER_LENGTH}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_INTERNAL, _ = INTERNAL
-_UNAUTHORIZED = HTTPStatus.UNAUTHORIZED  # in Python 3.11, each look-up in an enumeration is a call
+_INTERNAL, _UNAUTHORIZED = HTTPStatus.INTERNAL_SERVER_ERROR.value, HTTPStatus.UNAUTHORIZED  # in Python 3.11, each look-up is a call
 _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after", HEADER_LENGTH.decode())
 
 
@@ -108,8 +105,8 @@ class Application:
             else:
                 await self._fastapi(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - the process boundary of a request
-            if isinstance(error, HttpError) and error.key is not None:
-                request.key = error.key
+            if isinstance(error, HttpError):
+                request.key = error.values.get("key", request.key)  # a known key without the right
             self._errors.write(error, request.log_fields())
             if request.status == 0:
                 await error_responses.response(error, request.id, scope["path"])(scope, receive, send)
@@ -117,7 +114,7 @@ class Application:
     def record_refusal(self, error: BertServeError) -> str:
         """Counts and logs a request whose head the server refused; returns the id for its response."""
         request_id = f"{self._ids.getrandbits(128):032x}"
-        self._state.metrics.http_requests_by_status(status_and_type(error)[0]).inc()
+        self._state.metrics.http_requests_by_status(error.status).inc()
         self._errors.write(error, {"request_id": request_id, "method": "-", "path": "-"})
         return request_id
 

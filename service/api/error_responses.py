@@ -14,14 +14,15 @@ from typing import Any
 
 from starlette.responses import Response
 
-from bertserve.service.errors import INTERNAL, BertServeError, status_and_type, traceback_places
+from bertserve.service.errors import BertServeError, status_and_type, traceback_places
 from bertserve.service.tasks.json_text import to_json
 
 logger = logging.getLogger("bertserve.errors")
 
 LOG_INTERVAL_S = 1.0
-# Log lines per kind of error within the interval; further errors are only counted, so that a caller cannot fill the log.
+# Log lines per error type within the interval; further errors are only counted, so that a caller cannot fill the log.
 MAX_LINES = 20
+_INTERNAL = BertServeError.error_type  # of these, each is logged
 _OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors of that shape
 _PREDICT = ":predict"  # paths with it are KServe's
 _OPENAI_TYPES: dict[int, str] = {
@@ -48,8 +49,8 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
     if path.startswith(_OPENAI) and not path.endswith(_PREDICT):
         if status == HTTPStatus.UNPROCESSABLE_ENTITY:
             status = HTTPStatus.BAD_REQUEST
-        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
-        fields["error"] = {"message": message, "type": kind, "param": None, "code": error_type}
+        openai_type = _OPENAI_TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
+        fields["error"] = {"message": message, "type": openai_type, "param": None, "code": error_type}
     return Response(to_json(fields), status_code=status, headers=headers, media_type="application/json")
 
 
@@ -64,29 +65,29 @@ class ErrorLog:
     """Logs errors of requests; it belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[int, str]] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def write(self, error: Exception, request: Mapping[str, Any]) -> None:
-        """Logs the error of a request, or only counts it if many errors of its kind were logged within the last second.
+        """Logs the error of a request, or only counts it if many errors of its type were logged within the last second.
 
         `request` has `request_id`, `method`, `path` and further fields of the log line.
         """
-        kind = status_and_type(error)
-        if kind not in self._counts:
-            asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._release, kind)
-        self._counts[kind] += 1
-        if kind == INTERNAL or self._counts[kind] <= MAX_LINES:
-            self._log(error, kind, request)
+        status, error_type = status_and_type(error)
+        if error_type not in self._counts:
+            asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._release, status, error_type)
+        self._counts[error_type] += 1
+        if error_type == _INTERNAL or self._counts[error_type] <= MAX_LINES:
+            self._log(error, status, error_type, request)
 
-    def _release(self, kind: tuple[int, str]) -> None:
-        rest = self._counts.pop(kind) - MAX_LINES
-        if rest > 0 and kind != INTERNAL:
-            logger.warning("%s %s: %d more within %.0f s", *kind, rest, LOG_INTERVAL_S, extra={"status": kind[0], "error_type": kind[1]})
+    def _release(self, status: int, error_type: str) -> None:
+        rest = self._counts.pop(error_type) - MAX_LINES
+        if rest > 0 and error_type != _INTERNAL:
+            fields = {"status": status, "error_type": error_type}
+            logger.warning("%s %s: %d more within %.0f s", status, error_type, rest, LOG_INTERVAL_S, extra=fields)
 
-    def _log(self, error: Exception, kind: tuple[int, str], request: Mapping[str, Any]) -> None:
-        status, error_type = kind
+    def _log(self, error: Exception, status: int, error_type: str, request: Mapping[str, Any]) -> None:
         fields = {**request, "status": status, "error_type": error_type}
-        if isinstance(error, BertServeError) and kind != INTERNAL:
+        if isinstance(error, BertServeError) and error_type != _INTERNAL:
             fields["reason"] = reason = printable(error.for_log)
         else:
             error_type, reason = type(error).__name__, traceback_places(error)

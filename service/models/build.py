@@ -54,7 +54,6 @@ class AppState:
         limits: The limits of a body.
         auth: Admits requests by their keys; by default no route needs a key, and model management is disabled.
         worker_index: Index of this worker.
-        threads: Inference threads of this worker.
         total_threads: Inference threads of all workers together.
         tracer: Records requests; None if tracing is disabled.
         stopped: Set when the service has stopped.
@@ -69,7 +68,6 @@ class AppState:
     limits: Limits
     auth: Authenticator = field(default_factory=Authenticator)
     worker_index: int = 0
-    threads: int = 1
     total_threads: int = 1
     tracer: Tracer | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -162,7 +160,6 @@ def build(settings: Settings, auth: Authenticator | None = None, *, index: int =
         limits=Limits(settings.max_inputs, settings.max_chars, settings.max_top_k),
         auth=auth or Authenticator(),
         worker_index=index,
-        threads=threads,
         total_threads=total_threads,
         tracer=tracer,
     )

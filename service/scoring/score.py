@@ -25,7 +25,7 @@ from tqdm import tqdm
 from bertserve.service import __version__
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
-from bertserve.service.errors import SettingsError, StartError, plural, status_and_type
+from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.scoring import rows
 from bertserve.service.scoring.predictor import Predictor
 from bertserve.service.settings import ScoreSettings
@@ -128,7 +128,7 @@ class Parts:
         """Writes the part of a block, after so many `earlier_rows`: its rows that have an answer, and a line for each of the others."""
         part = self._writer.write(block, self._path("part", index - 1) if index else None)  # it can reject rows
         reasons = [
-            {"row": number, "line": row.line, "error": row.error.message, "error_type": status_and_type(row.error)[1]}
+            {"row": number, "line": row.line, "error": row.error.message, "error_type": row.error.error_type}
             for number, row in enumerate(block.rows, earlier_rows + 1)
             if row.error is not None
         ]

@@ -120,7 +120,7 @@ def test_errors_of_the_proxies_have_the_format_of_the_service() -> None:
         assert document["error"].endswith(".")
         classes = {*errors.CallerError.__subclasses__(), *errors.BertServeError.__subclasses__()}
         classes -= {errors.CallerError, errors.StartError, errors.HttpError}
-        assert document["error_type"] in {*(error.kind[1] for error in classes), *errors.HTTP_ERRORS.values()}
+        assert document["error_type"] in {*(error.error_type for error in classes), *errors.HTTP_ERRORS.values()}
 
 
 @pytest.fixture(name="service", scope="module", params=PROXIES)

@@ -211,7 +211,7 @@ async def test_a_lost_connection_cancels_its_request(end: str) -> None:
         try:
             await until_disconnect(work(), receive)
         except HttpError as error:
-            error_types.append(error.kind[1])
+            error_types.append(error.error_type)
 
     async with listening(app) as server, client(server, GET) as (_, writer):
         await start.wait()

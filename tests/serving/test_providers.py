@@ -282,7 +282,7 @@ def test_a_gpu_has_defaults_of_its_own(
     tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
     with caplog.at_level(logging.INFO, logger="bertserve.loading"):
         service = state_of(tmp_path, provider="cuda", cuda_graphs=False, **flags)
-    assert (threads, tokens) == (service.threads, service.scheduler.queue.max_batch_tokens)
+    assert (threads, tokens) == (service.scheduler.queue.threads, service.scheduler.queue.max_batch_tokens)
     plans = [model.graph.shapes for model in service.registry.models.values()]
     assert [tokens] == [plan.all_shapes[0][0] * plan.all_shapes[0][1] for plan in plans if plan]
     [line] = [line for line in caplog.messages if line.startswith("GPU")]

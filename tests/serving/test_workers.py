@@ -74,7 +74,7 @@ def test_every_worker_has_a_thread(models: Path, threads: int | None) -> None:
     settings = Settings(models=models, workers=250, threads=threads, max_batch_tokens=64)
     states = [build(settings, index=index) for index in (0, 249)]
 
-    assert [(250, 1)] * 2 == [(service.total_threads, service.threads) for service in states]
+    assert [(250, 1)] * 2 == [(service.total_threads, service.scheduler.queue.threads) for service in states]
 
 
 def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Path, tmp_path: Path) -> None:
