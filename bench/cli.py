@@ -103,6 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.target, *others = args.target or [_DEFAULT_URL]
     if others:
         parser.error("argument --target: there are several; give one")
+    names = [name.lower() for name, _ in args.header] + ["authorization"] * bool(args.api_key_file)
+    if len(names) > len(set(names)):
+        parser.error("argument --header: a name occurs twice; give each once, and Authorization not with --api-key-file")
     # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
     from bertserve.bench.commands import run_command
 

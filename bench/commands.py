@@ -14,15 +14,16 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from bertserve.bench import BenchError
 from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.measurement import METRICS, LoadMetrics, summarize, worst_metrics
 from bertserve.bench.raw_loop import RawLoop
-from bertserve.bench.report import BenchReport, html_page, parse_objectives, require_matplotlib, summary_lines
+from bertserve.bench.report import BenchReport, html_page, parse_objectives, summary_lines
 from bertserve.bench.target import Target, fetch_info, probe_target
-from bertserve.service.errors import plural
+from bertserve.service.errors import install_command, plural
 
 _log = partial(print, file=sys.stderr, flush=True)
 
@@ -59,13 +60,13 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
 
     Raises:
         BenchError: A flag, the content of a file or an address is wrong.
-        OSError: The file of the key cannot be read, or a report cannot be written.
+        OSError: A report cannot be written.
     """
     objectives = parse_objectives(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
     if args.command != "compare" and any(objective.metric == "ratio" for objective in objectives):
         raise BenchError("only `compare` measures `ratio`; remove it from --slo.")
-    if args.html:
-        require_matplotlib()  # before the load
+    if args.html and find_spec("matplotlib") is None:  # known before the load
+        raise BenchError(f"the HTML report needs matplotlib: {install_command('bench')}; --json needs nothing.")
     # a header's value may be a key
     report = BenchReport(args.command, vars(args) | {"header": [name for name, _ in args.header]}, objectives)
     try:
@@ -82,12 +83,16 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
 def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Event) -> None:
     headers = dict(args.header)
     if args.api_key_file:
-        headers["Authorization"] = f"Bearer {args.api_key_file.read_text(encoding='latin-1').strip()}"  # as in HTTP; it decodes any byte
+        try:
+            key = args.api_key_file.read_text(encoding="latin-1").strip()  # as in HTTP; it decodes any byte
+        except OSError as error:
+            raise BenchError(f"--api-key-file `{args.api_key_file}` cannot be read: {error.strerror}.") from error
+        headers["Authorization"] = f"Bearer {key}"
     target, report.model = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
     report.service = fetch_info(target.address, "/info", headers)
     runner = LoadRunner(target, args, report, stop)
     if args.command == "sweep":
-        sweep(runner)
+        sweep(runner, steps=args.steps, max_rate=args.max_rate)
         return
     if args.command == "closed":
         runner.run_closed_loop()
@@ -145,16 +150,16 @@ def compare(runner: LoadRunner) -> None:
         }
 
 
-def sweep(runner: LoadRunner) -> None:
-    """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `--steps` rates.
+def sweep(runner: LoadRunner, *, steps: int, max_rate: float | None) -> None:
+    """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `steps` rates.
 
     The report gets `max_rate` and its worse metrics, and `lowest_rate_not_held`; None if there is none. Objectives on rates are ignored.
-    The first rate is the upper bound `--max-rate`, or slightly above the throughput of a closed loop.
+    The first rate is the upper bound `max_rate`, or slightly above the throughput of a closed loop.
 
     Raises:
         BenchError: No request of the closed loop was answered.
     """
-    report, max_rate = runner.report, runner.args.max_rate
+    report = runner.report
     rate = max_rate or 1.1 * runner.run_closed_loop().rps
     if runner.stop.is_set():
         return
@@ -162,7 +167,7 @@ def sweep(runner: LoadRunner) -> None:
         raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
     report.results |= {"max_rate": None, "lowest_rate_not_held": None}
     low, high = 0.0, None  # the highest rate that held, and the lowest that did not
-    for _ in range(runner.args.steps):
+    for _ in range(steps):
         loads = [runner.run_open_loop(rate)]
         if not runner.stop.is_set() and _holds(runner, loads[0]):
             loads.append(runner.run_open_loop(rate, confirmation=True))

@@ -226,7 +226,7 @@ class FirstRun:
         """Loads a target from all client processes; returns the sum of their answered texts per second."""
         load = url, texts, max(connections // self.args.clients, 1), self.args.load_s, self.args.warmup_s
         loads = [clients.submit(load_texts_per_s, *load) for _ in range(self.args.clients)]
-        return f"{sum(each.result() for each in loads):,.0f}"
+        return f"{sum(future.result() for future in loads):,.0f}"
 
     @contextmanager
     def _serving(self, *flags: str) -> Iterator[str]:

@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.bench import BenchError
 from bertserve.bench.measurement import METRICS, SHARES, LoadMetrics
 from bertserve.service import __version__
-from bertserve.service.errors import install_command, plural
+from bertserve.service.errors import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +52,7 @@ def parse_objectives(texts: Sequence[str]) -> list[Objective]:
     A limit of 1 % on `error_rate` is added if there is none, because a service that refuses many requests looks fast.
 
     Raises:
-        BenchError: A text is not `METRIC=NUMBER`, or names an unknown metric.
+        BenchError: A text is not `METRIC=NUMBER`, or names an unknown metric, or one that another text has.
     """
     objectives: dict[str, Objective] = {}
     for part in (part for text in texts for part in text.split(",")):
@@ -61,6 +60,8 @@ def parse_objectives(texts: Sequence[str]) -> list[Objective]:
         bound = float(number) if re.fullmatch(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", number) else None
         if metric not in METRICS or bound is None or not math.isfinite(bound):
             raise BenchError(f"`{part}` is not an objective; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
+        if metric in objectives:
+            raise BenchError(f"--slo has several objectives for {metric}; give one.")
         objectives[metric] = Objective(metric, bound)
     objectives.setdefault("error_rate", Objective("error_rate", 0.01))
     return list(objectives.values())
@@ -175,12 +176,6 @@ def _load_lines(load: LoadMetrics) -> Iterator[str]:
 def format_number(value: float | None) -> str:
     """Returns a number with four digits, or all digits of its integer part if it is at least 10,000; `not measured` for None."""
     return "not measured" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
-
-
-def require_matplotlib() -> None:
-    """Raises BenchError if matplotlib, which draws the plots, is not installed."""
-    if find_spec("matplotlib") is None:
-        raise BenchError(f"the HTML report needs matplotlib: {install_command('bench')}; --json needs nothing.")
 
 
 def html_page(report: BenchReport) -> str:

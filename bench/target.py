@@ -69,13 +69,17 @@ class Address:
     tls: bool
 
 
-@dataclass(frozen=True, slots=True)
 class Target:
     """An endpoint under load, its request bodies, which are sent in turn, and the same bodies as complete HTTP requests."""
 
-    address: Address
-    bodies: Sequence[Body]
-    requests: Sequence[bytes]
+    def __init__(self, address: Address, bodies: Sequence[Body], headers: Mapping[str, str]) -> None:
+        header_names = {name.lower() for name in headers}
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        defaults = {"Host": f"{host}:{address.port}", "Content-Type": "application/json"}
+        lines = {name: value for name, value in defaults.items() if name.lower() not in header_names} | dict(headers)
+        head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self.address, self.bodies = address, bodies
+        self.requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
 
 
 def parse_url(url: str) -> Address:
@@ -88,7 +92,7 @@ def parse_url(url: str) -> Address:
             tls = parts.scheme == "https"
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             return Address(url, str(parts.hostname), parts.port or (443 if tls else 80), path, tls)
-    raise BenchError(f"`{url}` is not an address; give one such as http://127.0.0.1:8000/classify.")
+    raise BenchError(f"`{url.rpartition('@')[2]}` is not an address, or has a password; give one such as http://127.0.0.1:8000/classify.")
 
 
 def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0, mask: str = workloads.MASK) -> list[Body]:
@@ -149,19 +153,8 @@ def count_texts(value: Mapping[str, Any]) -> int:
     return len(inputs) if isinstance(inputs, list) else 1
 
 
-def build_target(address: Address, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
-    """Returns a target with a request for each body, of which there must be at least one."""
-    header_names = {name.lower() for name in headers}
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    defaults = {"Host": f"{host}:{address.port}", "Content-Type": "application/json"}
-    lines = {name: value for name, value in defaults.items() if name.lower() not in header_names} | dict(headers)
-    head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
-    return Target(address, bodies, requests)
-
-
 def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, Any]:
-    """Sends one request; returns the status and the JSON value of the response, None if it is not JSON.
+    """Sends one request; returns the status and the JSON value of the response, or the start of its text if it is not JSON.
 
     Raises:
         BenchError: The address cannot be reached, or does not use HTTP.
@@ -171,9 +164,10 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
     try:
         connection.request(method, path, body, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
+        content = response.read()
         with suppress(ValueError):
-            return response.status, json.loads(response.read())
-        return response.status, None
+            return response.status, json.loads(content)
+        return response.status, content[:100].decode(errors="replace")
     except ConnectionRefusedError as error:
         raise BenchError(f"nothing listens at {address.url}; start the service, or give its address with --target.") from error
     except (OSError, http.client.HTTPException) as error:
@@ -207,7 +201,7 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     model = fetch_info(address, address.path.partition("?")[0].rstrip("/") + "/info", headers) or {}
     workload = workload or _TASK_WORKLOADS.get(str(model.get("task")), "short")
     mask = str(model.get("mask_token") or workloads.MASK)
-    target = build_target(address, build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
+    target = Target(address, build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
     status, value = fetch(address, "POST", address.path, headers, target.bodies[0].content)
     if not 200 <= status < 300:
         raise BenchError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value}")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import httpx
 
 from bertserve.bench.generator import Load
-from bertserve.bench.target import Body, build_target, parse_url
+from bertserve.bench.target import Body, Target, parse_url
 from conftest import metric, wait_until
 from replica import PROXIES, HAProxy, Proxy, ServeProcess, is_ready, replicas
 
@@ -69,7 +69,7 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
     """Runs clients that send requests without a pause; their results are complete when the block ends."""
     stop, result = threading.Event(), LoadResult()
     body = Body(b'{"inputs":"%s"}' % text.encode(), texts=1)
-    target = build_target(parse_url(f"{url}/classify"), [body], headers or {})
+    target = Target(parse_url(f"{url}/classify"), [body], headers or {})
     generator = Load(target, clients, seconds=LIMIT_S, warmup_s=0, timeout_s=LIMIT_S)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(generator.run, stop)

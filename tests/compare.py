@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from bertserve.bench import BenchError, generator
 from bertserve.bench.raw_loop import WARM_UP_SHARE, RawFeed, RawLoop
-from bertserve.bench.target import OK, Body, build_bodies, build_target, parse_url
+from bertserve.bench.target import OK, Body, Target, build_bodies, parse_url
 from replica import ServeProcess, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
@@ -118,7 +118,7 @@ def _measure_all(tree: Path, log: Path, loads: Sequence[LoadSpec], seconds: floa
 
 def _measure(replica: ServeProcess, load: LoadSpec, seconds: float, bundle: Path | None) -> Result:
     bodies = build_bodies(load.workload, path="/classify")
-    target = build_target(parse_url(f"{replica.url}/classify"), bodies, {})
+    target = Target(parse_url(f"{replica.url}/classify"), bodies, {})
     before = _cpu_s(replica.process.pid), _batch_rows(replica)
     result = generator.Load(target, load.connections, seconds=seconds, warmup_s=WARM_UP_S, timeout_s=30)
     result.run(threading.Event())

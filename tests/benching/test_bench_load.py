@@ -12,14 +12,14 @@ from statistics import fmean, pstdev
 import pytest
 
 from bertserve.bench.generator import Load, poisson_arrivals
-from bertserve.bench.target import Body, Target, build_target, parse_url
+from bertserve.bench.target import Body, Target, parse_url
 from listening import OK, Answer, Server, listening, never, ok
 
 BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
 
 def target(port: int) -> Target:
-    return build_target(parse_url(f"http://127.0.0.1:{port}/classify"), BODIES, {"x-test": "1"})
+    return Target(parse_url(f"http://127.0.0.1:{port}/classify"), BODIES, {"x-test": "1"})
 
 
 def load_until(requests: int, answer: Answer, *, connections: int = 1, arrivals: list[float] | None = None) -> tuple[Load, Server]:

@@ -6,11 +6,11 @@ from bertserve.bench import BenchError
 from bertserve.bench.generator import Load, RequestRecord
 from bertserve.bench.measurement import LoadMetrics, latency_metrics, summarize
 from bertserve.bench.report import parse_objectives
-from bertserve.bench.target import Body, build_target, parse_url
+from bertserve.bench.target import Body, Target, parse_url
 
 
 def summary(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> LoadMetrics:
-    target = build_target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
+    target = Target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
     load = Load(target, 1, seconds=end - start, warmup_s=0, timeout_s=1)
     load.records, load.measured = records, (start, end)
     return summarize("t", load, open_loop=True)

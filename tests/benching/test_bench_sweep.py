@@ -1,6 +1,5 @@
 """How a sweep searches for the highest rate, with a fake service that meets its objective up to a fixed rate."""
 
-import argparse
 import re
 import threading
 from collections.abc import Callable
@@ -50,8 +49,7 @@ class FakeLoads:
         return [load.name.removeprefix("open, ") for load in self.report.loads]
 
     def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:
-        self.args = argparse.Namespace(steps=steps, max_rate=max_rate)
-        commands.sweep(self)
+        commands.sweep(self, steps=steps, max_rate=max_rate)
         return self.report
 
 

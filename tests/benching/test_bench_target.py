@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bertserve.bench import BenchError
-from bertserve.bench.target import Body, build_target, parse_url, probe_target
+from bertserve.bench.target import Body, Target, parse_url, probe_target
 from listening import OK, listening, response
 
 
@@ -58,7 +58,7 @@ def test_an_invalid_url_is_refused(url: str) -> None:
 
 def test_a_request_is_complete_http() -> None:
     address = parse_url("http://[::1]:8000/classify?a=b")
-    target = build_target(address, [Body(b"{}", 1)], {"x-a": "1"})
+    target = Target(address, [Body(b"{}", 1)], {"x-a": "1"})
     expected = b"POST /classify?a=b HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\nx-a: 1\r\nContent-Length: 2\r\n\r\n{}"
 
     assert [expected] == target.requests

@@ -17,7 +17,7 @@ import httpx
 
 import tiny
 from bertserve.bench.generator import Load, RequestRecord
-from bertserve.bench.target import Body, Target, build_target, parse_url
+from bertserve.bench.target import Body, Target, parse_url
 from conftest import ROOT, metric
 from replica import ServeProcess
 
@@ -46,7 +46,7 @@ def models_for(folder: Path) -> Path:
 def target(server: ServeProcess, path: str, bodies: Iterable[Any], **headers: str) -> Target:
     """Returns a target for the load generator: a path and its bodies, sent in turn. Bytes are sent unchanged, other bodies as JSON."""
     load_bodies = [Body(body if isinstance(body, bytes) else json.dumps(body).encode(), 1) for body in bodies]
-    return build_target(parse_url(server.url + path), load_bodies, headers)
+    return Target(parse_url(server.url + path), load_bodies, headers)
 
 
 def load(target: Target, connections: int, duration_s: float, *, warmup_s: float = 0.0, arrivals: Sequence[float] | None = None) -> Load:
