@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Options = dict[str, str]
 LoadLibrary = Callable[[str], Any]  # loads a shared library by its name
 TENSORRT_MAJOR = 10  # the version that onnxruntime-gpu links
+Provider = Literal["cpu", "cuda", "tensorrt"]
+ProviderChoice = Literal["auto", Provider]
 
 
 class GpuOptions(NamedTuple):
@@ -60,14 +62,14 @@ class ExecutionProvider:
             memory for the longest text in its largest batch. The lengths of a range have the same numbers of rows. 0 for a single session.
     """
 
-    name: str
+    name: Provider
     ort_name: str
     package: str
     extra: str
     precisions: tuple[Precision, ...]
     provider_options: Callable[[GraphSpec, Path | None, GpuOptions], Options]
     library: str | None = None
-    fallback: str | None = None
+    fallback: Provider | None = None
     automatic: bool = False
     engine_version: Callable[[], str] | None = None
     preload: Callable[[LoadLibrary], Any] | None = None
@@ -165,36 +167,33 @@ def tensorrt_version() -> str:
     return f"trt{load_tensorrt().getInferLibVersion()}"
 
 
-# on ONNX Runtime, int8 products are slower than float ones with CUDA, and fp16 ones are slower on the CPU
-CPU = ExecutionProvider("cpu", "CPUExecutionProvider", "onnxruntime", "cpu", ("fp32", "int8"), lambda graph, engine_cache_dir, gpu: {})
-CUDA = ExecutionProvider(
-    "cuda",
-    "CUDAExecutionProvider",
-    "onnxruntime-gpu",
-    "gpu",
-    ("fp32", "fp16"),
-    cuda_options,
-    library="libonnxruntime_providers_cuda.so",
-    automatic=True,
-)
-TENSORRT = ExecutionProvider(
-    "tensorrt",
-    "TensorrtExecutionProvider",
-    "onnxruntime-gpu",
-    "tensorrt",
-    ("fp32", "fp16"),
-    tensorrt_options,
-    library="libonnxruntime_providers_tensorrt.so",
-    fallback="cuda",
-    engine_version=tensorrt_version,
-    preload=load_tensorrt,
-    ranges=3,  # short, middle and long texts
-)
-PROVIDERS = {provider.name: provider for provider in (CPU, CUDA, TENSORRT)}
-
-if TYPE_CHECKING:  # mypy needs a Literal that is not computed
-    Provider = str
-    ProviderChoice = str
-else:
-    Provider = Literal[tuple(PROVIDERS)]
-    ProviderChoice = Literal[("auto", *PROVIDERS)]
+PROVIDERS: dict[str, ExecutionProvider] = {
+    record.name: record
+    for record in (
+        # on ONNX Runtime, int8 products are slower than float ones with CUDA, and fp16 ones are slower on the CPU
+        ExecutionProvider("cpu", "CPUExecutionProvider", "onnxruntime", "cpu", ("fp32", "int8"), lambda graph, engine_cache_dir, gpu: {}),
+        ExecutionProvider(
+            "cuda",
+            "CUDAExecutionProvider",
+            "onnxruntime-gpu",
+            "gpu",
+            ("fp32", "fp16"),
+            cuda_options,
+            library="libonnxruntime_providers_cuda.so",
+            automatic=True,
+        ),
+        ExecutionProvider(
+            "tensorrt",
+            "TensorrtExecutionProvider",
+            "onnxruntime-gpu",
+            "tensorrt",
+            ("fp32", "fp16"),
+            tensorrt_options,
+            library="libonnxruntime_providers_tensorrt.so",
+            fallback="cuda",
+            engine_version=tensorrt_version,
+            preload=load_tensorrt,
+            ranges=3,  # short, middle and long texts
+        ),
+    )
+}

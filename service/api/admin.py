@@ -28,7 +28,6 @@ from bertserve.service.errors import HttpError, NotFoundError, UnavailableError,
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
-from bertserve.service.providers import Provider
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -252,7 +251,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
     }
 
 
-def _requested_provider(state: AppState) -> Provider:
+def _requested_provider(state: AppState) -> str:
     provider = state.settings.provider
     return state.provider if provider == "auto" else provider
 

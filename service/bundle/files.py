@@ -21,7 +21,6 @@ from pydantic import ValidationError
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Manifest
 from bertserve.service.errors import BundleError, describe_validation_error
-from bertserve.service.providers import Provider
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -45,7 +44,7 @@ class Bundle:
         """Path of the tokenizer file."""
         return self.path / TOKENIZER_FILE
 
-    def graph(self, provider: Provider, precision: Precision | Literal["auto"] = "auto") -> GraphSpec:
+    def graph(self, provider: str, precision: Precision | Literal["auto"] = "auto") -> GraphSpec:
         """Returns the graph for a provider: the default one, or the one with this precision.
 
         Raises:

@@ -25,7 +25,6 @@ from bertserve.service.models import loading
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader, without_folders
-from bertserve.service.providers import Provider
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import Settings
@@ -64,7 +63,7 @@ class AppState:
     scheduler: Scheduler
     metrics: Metrics
     settings: Settings
-    provider: Provider
+    provider: str
     limits: Limits
     auth: Authenticator = field(default_factory=Authenticator)
     worker_index: int = 0
