@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import os
+import re
 import shlex
 import traceback
 from collections.abc import Iterable, Mapping
@@ -39,7 +40,7 @@ def requirement(error: Mapping[str, Any]) -> str:
     """Returns the requirement for a value from one of pydantic's errors, as a clause that begins with a small letter."""
     if error["type"] in _REQUIREMENTS:
         return _REQUIREMENTS[error["type"]]
-    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    message = re.sub(r"\A\w+ should ", "must ", str(error["msg"]).removeprefix("Value error, ")).partition(" after validation")[0]
     return message[:1].lower() + message[1:]
 
 

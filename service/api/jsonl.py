@@ -148,7 +148,7 @@ class LineStream:
         return body
 
     async def _run(self, call: Call) -> bytes:
-        """Returns the JSON of the response. A refused line asks again until it has waited `timeout_s` seconds; only then its refusal counts."""
+        """Returns the JSON of the response. A refused line asks again for `timeout_s` seconds, and only its last refusal counts."""
         end = time.monotonic() + self._timeout_s
         while True:
             is_last = time.monotonic() >= end

@@ -223,7 +223,7 @@ class Scheduler:
                 if self._stopped or thread not in self._threads:
                     return False
                 now = self.clock()
-                long_runs = sum(bool(each.batch) and each.batch[0].request.is_long for each in self._threads)
+                long_runs = sum(bool(other.batch) and other.batch[0].request.is_long for other in self._threads)
                 batch = self.queue.take(now, long_runs=long_runs)
                 if batch or thread.setup_calls:
                     break
@@ -231,7 +231,7 @@ class Scheduler:
             if self.queue.queue_items:
                 self._wakeup.notify()  # an idle thread may now find an item that it can start
             thread.batch, thread.since = batch, now
-            running = sum(bool(each.batch) for each in self._threads)
+            running = sum(bool(other.batch) for other in self._threads)
             if running + self.queue.queue_items > self._multi_threaded_runs:
                 self._last_crowded = now
             multi_threaded = now - self._last_crowded > RECENT_S

@@ -152,9 +152,9 @@ def serve_models(
 ) -> int:
     """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
 
-    SIGHUP reads the keys, the certificate and the models again. One of several workers has an index, metrics and its own `beat`, which is called twice per
-    second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference threads have
-    failed.
+    SIGHUP reads the keys, the certificate and the models again. One of several workers has an index, metrics and its own `beat`, which is
+    called twice per second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference
+    threads have failed.
     """
     from bertserve.service.api.application import Application
     from bertserve.service.models.build import build

@@ -100,7 +100,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
                 worker.is_ready = isinstance(worker.report, tuple)
                 if self.all_were_ready and worker.is_ready:
                     logger.info("worker %d restarted as process %d", worker.index, worker.pid)
-                elif sum(each.is_ready for each in self.WORKERS.values()) == self.num_workers:
+                elif sum(other.is_ready for other in self.WORKERS.values()) == self.num_workers:
                     self.all_were_ready = True
                     self._on_ready(worker.report)
         return signals
@@ -113,7 +113,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
         self.replaced[worker.aborted] += 1
         if not worker.is_ready:
             error = worker.report or StartError(f"worker {worker.index} ended before it was ready; the log may say why.")
-            if not any(each.is_ready for each in self.WORKERS.values()):
+            if not any(other.is_ready for other in self.WORKERS.values()):
                 self.failure = error
                 raise StopIteration  # gunicorn stops
             logger.error("a worker cannot start: %s", error)

@@ -65,7 +65,9 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
     body = read_as(DocumentsBody, raw, request.state.limits)
     model = request.state.registry.for_task(rerank.TASK, body.model)
-    documents = [{"text": each} if isinstance(each, str) else each.model_dump() for each in body.documents if body.return_documents]
+    documents = [
+        {"text": document} if isinstance(document, str) else document.model_dump() for document in body.documents if body.return_documents
+    ]
     try:
         to_json(documents)
     except TypeError as error:

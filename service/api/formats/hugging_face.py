@@ -40,7 +40,7 @@ def read_for_model(raw: bytes, request: RequestContext, model: Model | None = No
     body = validate_as(TASKS[task].body, value, request.state.limits)
     if body.model not in (None, model.name):
         raise InvalidValueError(
-            "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=CallerValue(body.model), model=model.name
+            "`model` is `{name}`, but the path names `{model}`; remove one of them.", name=CallerValue(body.model), model=model.name
         )
     return _call(task, model, body, request)
 

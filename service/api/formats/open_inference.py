@@ -211,9 +211,9 @@ def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str
         texts[tensor.name], binary_data = _texts_of(tensor, binary_data)
         if len(texts[tensor.name]) != tensor.shape[0] or tensor.shape[1:] not in ([], [1]):
             raise InvalidValueError(
-                "`{name}` has {given} texts and the shape {shape}; the shape must be [{given}] or [{given}, 1].",
+                "`{name}` has {count} texts and the shape {shape}; the shape must be [{count}] or [{count}, 1].",
                 name=tensor.name,
-                given=len(texts[tensor.name]),
+                count=len(texts[tensor.name]),
                 shape=CallerValue(list(tensor.shape)),
             )
     if len(binary_data):
@@ -223,9 +223,9 @@ def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str
         raise InvalidValueError("a model for {task} needs the input `{missing}`; add it.", task=task, missing=missing)
     listed = next(name for name in expected if name not in single)
     for name, values in texts.items():
-        count = 1 if name in single else len(texts[listed])
-        if len(values) != count:
-            raise InvalidValueError("`{tensor}` has {given} texts; it must have {count}.", tensor=name, given=len(values), count=count)
+        needed = 1 if name in single else len(texts[listed])
+        if len(values) != needed:
+            raise InvalidValueError("`{tensor}` has {count} texts; it must have {needed}.", tensor=name, count=len(values), needed=needed)
     return texts
 
 
@@ -240,10 +240,10 @@ def _texts_of(tensor: InferInput, binary_data: memoryview) -> tuple[list[str], m
     if size is None:
         rows = tensor.data or []
         texts = list(itertools.chain.from_iterable(rows)) if all(isinstance(row, list) for row in rows) else rows
-        wrong = next((text for text in texts if not isinstance(text, str)), "")
-        if not isinstance(wrong, str):
+        value = next((text for text in texts if not isinstance(text, str)), "")
+        if not isinstance(value, str):
             raise InvalidValueError(
-                "`{name}` is BYTES, so each value in its `data` must be a text; one is {value}.", name=tensor.name, value=show(wrong)
+                "`{name}` is BYTES, so each value in its `data` must be a text; one is {value}.", name=tensor.name, value=show(value)
             )
         return texts, binary_data
     texts, start = [], 0

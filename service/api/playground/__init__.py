@@ -28,18 +28,13 @@ def router(root_path: str = "") -> APIRouter:
     if root_path:
         # without it, a browser at `/bert` without a final slash would resolve relative URLs against `/`
         page = page.replace(b"<head>", f'<head>\n  <base href="{html.escape(root_path)}/">'.encode(), 1)
-    _add_file(routes, "/", PAGE, page)
-    for name in FILES:
-        _add_file(routes, f"/playground/{name}", name, (_FOLDER / name).read_bytes())
+    for name, content in [(PAGE, page), *((name, (_FOLDER / name).read_bytes()) for name in FILES)]:
+        headers = {
+            "content-type": f"{_TYPES[Path(name).suffix]}; charset=utf-8",
+            "content-security-policy": POLICY,
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+            "cache-control": "no-cache",
+        }
+        add_file(routes, "/" if name == PAGE else f"/playground/{name}", content, headers)
     return routes
-
-
-def _add_file(routes: APIRouter, path: str, name: str, content: bytes) -> None:
-    headers = {
-        "content-type": f"{_TYPES[Path(name).suffix]}; charset=utf-8",
-        "content-security-policy": POLICY,
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
-        "cache-control": "no-cache",
-    }
-    add_file(routes, path, content, headers)
