@@ -175,7 +175,7 @@ class FirstRun:
                 self.check_time(2 * MAX_RUN_S)
                 try:
                     cells.append(f"{self._run_ms(session, graph, rows, length, kind, graph_id):.2f}")
-                except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no other base class; a shape can be too large
+                except Exception as error:  # noqa: BLE001 - a shape can be too large; onnxruntime's pybind exceptions share no base class
                     cells.append(f"missing ({type(error).__name__})")
             yield f"| {rows} x {length} | {' | '.join(cells)} |"
         if self.without_gpu is not None:

@@ -61,7 +61,7 @@ class RawLoop:
         options.log_severity_level = 3
         try:
             self._session: Any = ort.InferenceSession(str(self._graph), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's exceptions only share the base class Exception
+        except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise BenchError(f"onnxruntime {ort.__version__} cannot load `{self._graph}`: {error}") from error
         self._inputs = list(spec.inputs)
         if graph:
@@ -112,7 +112,7 @@ class RawLoop:
         try:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(loop, range(threads)))
-        except Exception as error:  # onnxruntime's exceptions only share the base class Exception
+        except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise BenchError(f"`{self._graph}` failed on a text of the load: {error}") from error
         total = sum(texts for texts, after in finished if start < after <= end)
         if not total and not stop.is_set():

@@ -223,7 +223,8 @@ def _values(field: FieldInfo) -> str:
     least = next((limit.ge for limit in field.metadata if isinstance(limit, annotated_types.Ge)), None)
     most = next((limit.le for limit in field.metadata if isinstance(limit, annotated_types.Le)), None)
     limits = {name: limit for name, limit in (("minimum", least), ("maximum", most)) if limit is not None}
-    bounds = _bounds(limits, "minimum", "maximum")
+    exclusive = next((f"> {limit.gt}" for limit in field.metadata if isinstance(limit, annotated_types.Gt)), "")
+    bounds = exclusive or _bounds(limits, "minimum", "maximum")
     return shown + (f" {bounds}" if bounds else "")
 
 

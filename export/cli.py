@@ -161,7 +161,7 @@ def build_parser() -> FlagParser:
         type=flags.parse_precisions,
         metavar="LIST",
         help="comma list of fp32, fp16 (GPUs) and int8 (CPU); the last one that a provider has becomes its default graph (default: all; "
-        "int8 or fp16 becomes the default graph only if it reaches 98 %% agreement with the checkpoint)",
+        f"int8 or fp16 becomes the default graph only if it reaches {100 * LOW_AGREEMENT_THRESHOLD:g} %% agreement with the checkpoint)",
     )
     parser.add_argument(
         "--provider",
@@ -194,9 +194,9 @@ def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
         "--int8-texts",
         type=Path,
         metavar="FILE",
-        help="your own texts, at least 16, of which at most 1,000 are used, for int8 calibration: one per line, or JSON Lines (.jsonl), CSV or TSV with "
-        "text and, for pairs, text_pair, or question and context; one third is held out to validate int8; with --int8-validation, one "
-        "twelfth, but at least 8 texts (default: 700 built-in English texts)",
+        help="your own texts for int8, at least 16, of which at most 1,000 are used: one per line, or JSON Lines (.jsonl), CSV or TSV "
+        "with text and, for pairs, text_pair, or question and context; a third is held out to validate int8 (default: 700 built-in "
+        "English texts)",
     )
     parser.add_argument(
         "--int8-validation",

@@ -131,7 +131,7 @@ def _standard_deviation(rows: Sequence[RowDifference], name: str) -> float:
 class Comparison:
     """The comparison of one graph with a reference: first on samples, for int8 also on ordinary texts, and then on other inputs.
 
-    `expected` is empty without a reference, and for the reference's own graph; `error` says why an input has no answer, and `check` raises it.
+    `expected` is empty without a reference, and for the reference's own graph. `error` says why an input has no answer; `check` raises it.
     """
 
     def __init__(self, served: ServedGraph, reference: Reference) -> None:
