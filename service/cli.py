@@ -106,11 +106,12 @@ def _score(command: Score) -> int:
         return score(settings, source, Path(command.output), command.rejected or Path(f"{command.output}.rejected.jsonl"), formats)
     if command.rejected is None or "parquet" in formats:
         raise SettingsError("stdout gets no Parquet and no rejected rows; write Parquet to a file, and give a file for --rejected.")
-    with TemporaryDirectory() as folder:  # a file is joined from parts, and complete when it appears
+    with TemporaryDirectory(dir=command.rejected.absolute().parent, prefix=".score-") as folder:  # a file is joined from parts
         output = Path(folder) / "output"
         code = score(settings, source, output, command.rejected, formats)
-        with output.open("rb") as file:
-            shutil.copyfileobj(file, sys.stdout.buffer)
+        if output.exists():  # not after Ctrl-C
+            with output.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
     return code
 
 

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub import metadata_load, snapshot_download
+import yaml  # type: ignore[import-untyped]
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from bertserve.export.checkpoint.lora import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
@@ -29,11 +31,13 @@ from bertserve.service.bundle.manifest import Source, TokenTypes
 
 logger = logging.getLogger("bertserve.export")
 MAX_CARD_BYTES = 2**20  # the card is read as a whole, and copied to the bundle
+MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # levels of brackets, each of which takes YAML a millisecond
 
 # no Python files and no other pickles: files that are not downloaded cannot be loaded
 _FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
 _PICKLE_PATTERNS = ("pytorch_model*.bin", PICKLED_ADAPTER)  # downloaded only for a folder that has none of these files
 _SAFETENSORS_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", ADAPTER_WEIGHTS_FILE)
+_OPENING, _CLOSING = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken), (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -43,7 +47,7 @@ def read_card_metadata(card: Path | None) -> dict[str, Any]:
     Values other than texts and lists of texts are ignored and logged as warnings.
     """
     try:
-        metadata = {} if card is None else metadata_load(card) or {}
+        metadata = {} if card is None else _front_matter(card.read_text(encoding="utf-8-sig"))
     except Exception as error:  # noqa: BLE001 - YAML raises any error of its constructors, such as IndexError for an empty number
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
@@ -55,27 +59,53 @@ def read_card_metadata(card: Path | None) -> dict[str, Any]:
 
 
 def find_card(folder: Path) -> Path | None:
-    """Returns a checkpoint's README.md; None if it does not exist, or with a warning if it exceeds a mebibyte."""
+    """Returns a checkpoint's README.md; None if it does not exist, or with a warning if it leaves the checkpoint or exceeds a mebibyte."""
     card = folder / "README.md"
     if not card.is_file():
         return None
-    if card.stat().st_size > MAX_CARD_BYTES:
-        logger.warning("`%s` has more than %d bytes, so it is ignored, and its license and languages are unknown.", card, MAX_CARD_BYTES)
+    reason = None
+    home, target = folder.resolve(), card.resolve()
+    is_blob = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"  # in the cache of the hub
+    if card.is_symlink() and not is_blob and not target.is_relative_to(home):
+        reason = "is a link to a file outside of the checkpoint"
+    elif card.stat().st_size > MAX_CARD_BYTES:
+        reason = f"has more than {MAX_CARD_BYTES} bytes"
+    if reason:
+        logger.warning("`%s` %s, so it is ignored, and its license and languages are unknown.", card, reason)
         return None
     return card
+
+
+def _front_matter(text: str) -> dict[Any, Any]:
+    """Returns the YAML object at the start of a card; empty if there is none."""
+    match = REGEX_YAML_BLOCK.search(text)
+    if match is None:
+        return {}
+    if len(match.group(2)) > MAX_FRONT_MATTER_CHARS:
+        raise ValueError(f"it has more than {MAX_FRONT_MATTER_CHARS} characters")
+    depth = 0  # of brackets
+    for token in yaml.scan(match.group(2), Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken):
+            raise ValueError("it has an alias")  # ten short lines with aliases can expand to gigabytes
+        depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
+        if depth > MAX_NESTING:
+            raise ValueError(f"it has more than {MAX_NESTING} nested brackets")
+    metadata = yaml.safe_load(match.group(2))
+    if metadata is not None and not isinstance(metadata, dict):
+        raise ValueError("it is a list or a value")
+    return metadata or {}
 
 
 def _texts(card: Path | None, metadata: dict[Any, Any], key: str, *, lists: bool) -> tuple[str, ...]:
     """Returns the texts of a field: a text, or a list of texts if it may be one."""
     value = metadata.get(key)
     items = value if lists and isinstance(value, list) else [] if value is None else [value]
-    if other_values := [item for item in items if not isinstance(item, str)]:
+    if not all(isinstance(item, str) for item in items):
         logger.warning(
-            "`%s` in the front matter of `%s` has a value of type %s, so it is ignored; give %s, and quote texts that YAML reads as "
-            "something else (`no`).",
+            "`%s` in the front matter of `%s` is %s instead of %s, so it is ignored; quote texts that YAML reads as something else (`no`).",
             key,
             card,
-            type(other_values[0]).__name__,
+            f"{value!r:.80}",
             "a text or a list of texts" if lists else "a text",
         )
         return ()

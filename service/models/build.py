@@ -103,9 +103,12 @@ class AppState:
         while True:
             due = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
-            self.scheduler.check_hung_runs()
             self.metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
-            self.measure()
+            try:
+                self.measure()
+                self.scheduler.check_hung_runs()
+            except Exception as error:  # noqa: BLE001 - such as a thread that cannot start; later hangs must be found too
+                logger.error("the regular work of a second failed with %s", type(error).__name__)
 
 
 def build(settings: Settings, auth: Authenticator | None = None, *, index: int = 0, metrics: Metrics | None = None) -> AppState:

@@ -44,7 +44,6 @@ class Scheduler:
         clock: Returns monotonic seconds.
         multi_threads: Threads of a multi-threaded run.
         withdrawn: Set before `stop`, to report not ready and still accept work.
-        total_run_s: Seconds of all batches that have ended, in total; a run that hangs ends when its thread is replaced.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
 
@@ -81,7 +80,7 @@ class Scheduler:
         self._on_hang = on_hang
         self._accepts = self._stopped = False
         self.withdrawn = False
-        self.total_run_s = 0.0
+        self._ended_s = 0.0  # seconds of the batches that have ended
         self.failure: str | None = None
         for _ in range(queue.threads):
             self._add_thread()
@@ -96,6 +95,13 @@ class Scheduler:
         """Predicted seconds until a short request that arrives now starts."""
         with self._lock:
             return self.queue.wait_s(self._remaining_s())
+
+    @property
+    def total_run_s(self) -> float:
+        """Seconds of all batches up to now, in total; a run that hangs counts until its thread is replaced."""
+        with self._lock:
+            now = self.clock()
+            return self._ended_s + sum(now - thread.since for thread in self._threads if thread.batch)
 
     def start(self) -> None:
         """Starts the inference threads, for requests from the running event loop."""
@@ -211,11 +217,13 @@ class Scheduler:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
         with self._lock:
             if thread.batch and thread in self._threads:
-                self.total_run_s += self.clock() - thread.since
+                self._ended_s += self.clock() - thread.since
             thread.batch = ()
         if thread.setup_calls:  # after the batch has ended, so that the time of a setup call does not count as its time
             try:
                 thread.setup_calls.popleft()()
+            except DeviceLostError as error:
+                self._lose_device(error)
             except Exception as error:  # noqa: BLE001 - the boundary of a setup call: without it, the first batches are slower
                 logger.warning("%s: a setup call failed with %s", thread.name, type(error).__name__)
         with self._lock:
@@ -255,8 +263,7 @@ class Scheduler:
                     "the graph returned {rows} rows for {inputs} inputs. This is a bug.", rows=len(results), inputs=len(batch)
                 )
         except DeviceLostError as error:
-            logger.critical("%s", error.message)
-            self._fail_all("the GPU failed, and the service must be restarted")
+            self._lose_device(error)
             return
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: no error of a run may end the inference thread
             if len(batch) == 1:
@@ -325,6 +332,10 @@ class Scheduler:
         self.failure = failure
         self._end_all()
 
+    def _lose_device(self, error: DeviceLostError) -> None:
+        logger.critical("%s", error.message)
+        self._fail_all("the GPU failed, and the service must be restarted")
+
     def check_hung_runs(self) -> None:
         """Replaces the threads whose run hangs; it must be called once per second.
 
@@ -334,14 +345,15 @@ class Scheduler:
         for thread in list(self._threads):
             with self._lock:
                 if thread.run_s is not None:
-                    thread.run_s += 1
                     if thread.run_s >= max(MIN_HANG_S, HANG_FACTOR * thread.predicted_s):
                         self._replace_hung(thread, thread.run_s)
+                    else:
+                        thread.run_s += 1
 
     def _replace_hung(self, thread: InferenceThread, seconds: int) -> None:
         """Fails the requests of a run that hangs, and starts another thread. After as many hangs as threads, nothing can run."""
         self._threads.remove(thread)
-        self.total_run_s += self.clock() - thread.since
+        self._ended_s += self.clock() - thread.since
         thread.setup_calls.clear()  # they refer to engines
         self._hangs += 1
         logger.error("%s hangs: a run has taken %d s, and the prediction was %.3f s", thread.name, seconds, thread.predicted_s)
@@ -353,7 +365,7 @@ class Scheduler:
             )
             self._end(request, error)
         if self._hangs >= self.queue.threads:
-            self._fail_all("as many runs have hung as there are inference threads")
+            self._fail_all("since the start, as many runs have hung as there are inference threads")
         elif self.failure is None:
             self._add_thread().start()
 

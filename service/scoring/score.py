@@ -62,7 +62,7 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
             )
             return _run(source, source_stat, predictor, blocks, Parts(output, rejected, writer, facts))
     except KeyboardInterrupt:
-        print("stopped; run the same command again to continue.", file=sys.stderr)
+        print("stopped; run the same command again.", file=sys.stderr)
         return 128 + signal.SIGINT
     except OSError as error:
         name = f"`{error.filename}`" if error.filename else "a file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -64,7 +65,7 @@ class LimitedProtocol(HttpToolsProtocol):
     Attributes:
         max_header_bytes: Maximum bytes of a request besides the data of its body: request line, headers, chunk extensions and trailers.
         header_timeout_s: Seconds until the first byte of a connection, and from the first byte of a head to its end.
-        on_refusal: Counts and logs the error of a request that never reaches the application; returns the id for the response.
+        on_refusal: Counts and logs the error of a head, which never reaches the application; returns the id for the response.
     """
 
     max_header_bytes: int
@@ -167,7 +168,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return
         if self._stage != BODY or not self.cycle.response_started:
-            request_id = self.on_refusal(error)
+            request_id = self.on_refusal(error) if self._stage == HEAD else uuid.uuid4().hex
             response = error_responses.response(error, request_id)
             response.headers.update({"x-request-id": request_id, "connection": "close"})
             head = STATUS_LINE[response.status_code] + b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)

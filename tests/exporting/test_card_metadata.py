@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.export.checkpoint.source import MAX_CARD_BYTES, find_card, read_card_metadata
+from bertserve.export.checkpoint.source import MAX_CARD_BYTES, MAX_FRONT_MATTER_CHARS, find_card, read_card_metadata
 from bertserve.export.model_card import model_card
 from bertserve.service.bundle.files import load_bundle
 from conftest import ROOT
@@ -50,18 +50,12 @@ def test_card_fields_are_read(tmp_path: Path, content: str | bytes, expected: di
 @pytest.mark.parametrize(
     ("line", "key", "row"),
     [
-        ("license: {id: mit}", "license", "dict"),
-        ("license_name: [a]", "license_name", "list"),
-        ("language: no", "language", "bool"),
-        ("datasets: [sst2, 2024-01-01]", "datasets", "date"),
-        # nine levels of ten aliases are 10^9 values, which a warning must not show
-        (
-            "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 10)}]" for i in range(10)) + "\nlicense: *a9",
-            "license",
-            "list",
-        ),
+        ("license: {id: mit}", "license", "{'id': 'mit'}"),
+        ("license_name: [a]", "license_name", "['a']"),
+        ("language: no", "language", "False"),
+        ("datasets: [sst2, 2024-01-01]", "datasets", "['sst2', datetime.date(2024, 1, 1)]"),
+        (f"datasets: {list(range(1000))}", "datasets", str(list(range(1000)))[:80]),
     ],
-    ids=range(5),
 )
 def test_a_value_that_is_not_a_string_is_ignored_with_a_warning(
     tmp_path: Path, line: str, key: str, row: str, caplog: pytest.LogCaptureFixture
@@ -73,6 +67,10 @@ def test_a_value_that_is_not_a_string_is_ignored_with_a_warning(
     assert [key, tmp_path / "README.md", row] == list(record.args or ())[:3]
 
 
+# It expands to gigabytes: nine levels of ten aliases are 10^9 values.
+ALIASES = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)), "license: *a9"]
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -81,10 +79,12 @@ def test_a_value_that_is_not_a_string_is_ignored_with_a_warning(
         front("a: !!python/object:os.system x"),
         front("date: 2024-99-99"),
         "---\nlicense: mit\n---\n".encode("utf-16"),
+        front("\n".join(ALIASES)),
         front("license: mit") + "a" * MAX_CARD_BYTES,
-        front("license: mit\na: " + "[" * 10_000),
+        front("license: mit\n" + "# comment\n" * (MAX_FRONT_MATTER_CHARS // 10)),
+        front("license: mit\na: " + "[" * 33 + "]" * 33),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_broken_front_matter_and_a_large_card_cause_a_warning(
     tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture
@@ -93,6 +93,29 @@ def test_broken_front_matter_and_a_large_card_cause_a_warning(
     assert fields() == read_card_metadata(find_card(card(tmp_path, content).parent))
     [record] = caplog.records
     assert [tmp_path / "README.md"] == list(record.args or ())[:1]  # if a field were ignored, its name would come first
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "target", "is_read"),
+    [
+        ("models--a--b/snapshots/0123", "../../blobs/45", True),
+        ("a/b", "../../blobs/45", False),
+        ("models--a--b/snapshots/0123", "../../../blobs/45", False),
+        ("a", "docs/card.md", True),
+    ],
+)
+def test_a_link_out_of_the_checkpoint_is_ignored(
+    tmp_path: Path, checkpoint: str, target: str, is_read: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Links from the hub's cache to its blobs are followed."""
+    folder = tmp_path / checkpoint
+    folder.mkdir(parents=True)
+    (folder / target).resolve().parent.mkdir(exist_ok=True, parents=True)
+    (folder / target).write_text(front("license: mit"), encoding="utf-8")
+    (folder / "README.md").symlink_to(target)
+
+    assert (("mit",) if is_read else ()) == read_card_metadata(find_card(folder))["license"]
+    assert is_read is (caplog.text == "")
 
 
 def test_the_card_separates_quantized_operators_from_matrices_in_float() -> None:

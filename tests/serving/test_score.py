@@ -437,12 +437,13 @@ def test_a_file_that_cannot_become_a_format_is_refused(models: Path, tmp_path: P
 
 
 def test_the_output_can_be_stdout_if_rejected_rows_have_a_file(
-    models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     assert 2 == run(models, source, Path("-"))
     assert 3 == run(models, source, tmp_path / "out.jsonl")
     capfdbinary.readouterr()
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")  # another file system
     assert 3 == run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected.jsonl"))
 
     assert (tmp_path / "out.jsonl").read_bytes() == capfdbinary.readouterr().out

@@ -48,17 +48,21 @@ def test_the_log_can_be_json(models: Path, tmp_path: Path) -> None:
         with socket.create_connection(server.address) as connection:
             connection.sendall(b"swordfish\r\n\r\n")
             response = connection.makefile("rb").read()
+        with socket.create_connection(server.address) as connection:  # the application counts and logs a request with a broken body
+            connection.sendall(b"POST /classify HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nnonsense\r\n")
+            connection.makefile("rb").read()
         metrics = httpx.get(f"{server.url}/metrics", trust_env=False).text
     log = server.log.read_text()
     assert "swordfish" not in log
     lines = [json.loads(line) for line in log.splitlines()]
-    requests = [(line["status"], line["request_id"], line["model"]) for line in lines if line["logger"] == "bertserve.access"]
+    *requests, broken = [(line["status"], line["request_id"], line["model"]) for line in lines if line["logger"] == "bertserve.access"]
     assert [(200, "r-7", "tiny"), (422, "r-7", "unknown")] == requests
+    assert 499 == broken[0]
     assert all(line["level"] in {"INFO", "WARNING"} and datetime.fromisoformat(line["time"]).tzinfo for line in lines)
     access = [line for line in lines if line["logger"] == "bertserve.access"]
-    assert [("POST", "/classify"), ("POST", "/classify")] == [(line["method"], line["path"]) for line in access]
+    assert [("POST", "/classify")] * 3 == [(line["method"], line["path"]) for line in access]
     assert {"tokenize_ms", "queue_ms", "inference_ms", "decode_ms"} <= set(access[0])
-    assert ["127.0.0.1", "127.0.0.1"] == [line["client"] for line in access]
+    assert ["127.0.0.1"] * 3 == [line["client"] for line in access]
     request_id = json.loads(response.partition(b"\r\n\r\n")[2])["request_id"]
     assert [(400, "malformed")] == [(line["status"], line["error_type"]) for line in lines if line.get("request_id") == request_id]
     assert 'http_requests_total{status="400"} 1.0' in metrics

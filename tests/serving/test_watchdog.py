@@ -43,7 +43,7 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await harness.work.let_one_pass()  # the batch has failed, and its first half hangs
         await asyncio.gather(*blockers)
         await harness.wait_for_idle_thread()
-        harness.look(4)
+        harness.look(5)
         assert (0, True) == (harness.hangs, harness.scheduler.ready)
         harness.look(1)
         for task in (good, bad):
@@ -60,7 +60,7 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await harness.wait_for_idle_thread()
         waiting = harness.submit("waiting", runner=harness.runs(seconds=constant_seconds(2.0)))
         await asyncio.sleep(0)
-        harness.look(5)
+        harness.look(6)
         assert (2, False) == (harness.hangs, harness.scheduler.ready)
         with pytest.raises(EngineError):
             await last
@@ -79,7 +79,7 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(harness: Watch
     harness.work.gate.clear()
     task = harness.submit("long", runner=harness.runs(seconds=constant_seconds(2.0)))
     await asyncio.to_thread(harness.work.started.acquire)
-    harness.look(39)
+    harness.look(40)
     assert 0 == harness.hangs
     harness.look(1)
     assert 1 == harness.hangs
@@ -113,6 +113,21 @@ async def test_the_service_looks_at_its_runs_by_itself(models: Path, monkeypatch
         engine.gate.set()
 
 
+async def test_the_service_still_looks_at_its_runs_after_an_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "TICK_S", 0.01)
+    service = fake_service(models, FakeEngine())
+    looks = []
+
+    def fail() -> None:
+        looks.append(1)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(service.scheduler, "check_hung_runs", fail)
+    async with serving(service):
+        await asyncio.sleep(0.2)
+    assert len(looks) > 1
+
+
 class EndsLate(WatchdogHarness):
     """A harness whose runs end while their thread is replaced."""
 
@@ -126,7 +141,7 @@ class EndsLate(WatchdogHarness):
 async def test_a_run_that_ends_while_its_thread_is_replaced_fails(harness: EndsLate) -> None:
     """It is either answered or counted."""
     task = await harness.block()
-    harness.look(5)
+    harness.look(6)
     with pytest.raises(EngineError):
         await task
     assert (1, ["next"]) == (harness.hangs, await harness.run("next"))
@@ -152,6 +167,16 @@ async def test_a_setup_call_after_a_run_is_not_part_of_the_run(harness: Watchdog
     assert (0, True) == (harness.hangs, harness.scheduler.ready)
 
 
+@on_loop(WatchdogHarness)
+async def test_a_device_that_is_lost_in_a_setup_call_ends_the_service(harness: WatchdogHarness) -> None:
+    def lose() -> None:
+        raise DeviceLostError("the GPU failed (CUDA failure 700).")
+
+    await asyncio.to_thread(harness.scheduler.on_each_thread, [lose])
+    assert not harness.scheduler.ready
+    assert harness.scheduler.failure
+
+
 @on_loop(WatchdogHarness, manual=True, threads=2)
 async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: WatchdogHarness) -> None:
     """They refer to engines, which must be freed when their model is unloaded."""
@@ -165,7 +190,7 @@ async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: WatchdogHarn
     task = await harness.block()
     warm_up = asyncio.ensure_future(asyncio.to_thread(harness.scheduler.on_each_thread, [engines[0].warm_up]))
     await asyncio.sleep(0.1)
-    harness.look(5)
+    harness.look(6)
     await asyncio.wait([warm_up, task])
     await asyncio.to_thread(harness.scheduler.on_each_thread, [engines[1].warm_up])
     engines.clear()
