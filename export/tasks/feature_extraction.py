@@ -10,7 +10,7 @@ from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks.embed import SPEC, EmbedInput
+from bertserve.service.tasks.embed import SPEC, EmbedInput, EmbedParameters
 from bertserve.service.tasks.step import ModelConfig
 
 
@@ -22,7 +22,7 @@ class _FeatureExtraction(ExportTask):
     embeds = True
 
     def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> EmbedInput:
-        return EmbedInput(text)
+        return EmbedInput(text, EmbedParameters())
 
     def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         return []

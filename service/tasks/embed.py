@@ -106,9 +106,6 @@ class EmbedParameters(EmbedOptions, ClosedModel):
     """Parameters of an embedding request."""
 
 
-DEFAULTS = EmbedParameters(pooling="cls", normalize=False)
-
-
 @dataclass(slots=True)
 class EmbedInput:
     """One text to embed, after the text `prompt`. `embed_inputs` has replaced unset parameters by the bundle's defaults.
@@ -119,7 +116,7 @@ class EmbedInput:
     """
 
     text: str
-    parameters: EmbedParameters = DEFAULTS
+    parameters: EmbedParameters
     prompt: str = ""
     width: int = 0
     layers: Sequence[int] = ()
@@ -146,6 +143,8 @@ def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: Mode
     if pooling == "graph" and parameters.layers is not None:
         raise InvalidValueError("`layers` needs `pooling`, because the model's own pooling is for its last layer; set `pooling` too.")
     layers = () if pooling == "graph" else select_layers(parameters.layers, embedding)
+    if parameters.combine is not None and len(layers) < 2:
+        raise InvalidValueError("`combine` needs two or more `layers`; choose them, or remove `combine`.")
     combine = parameters.combine or embedding.combine
     width = embedding.vector_dimensions if pooling == "graph" else None
     width = width or embedding.dimensions * (len(layers) if layers and combine == "concat" else 1)

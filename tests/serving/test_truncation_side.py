@@ -53,7 +53,7 @@ def test_windows_start_from_the_end(left: Tokenizer) -> None:
 def test_a_request_overrides_the_truncation_side(left: Tokenizer, tokenizer: Tokenizer) -> None:
     direction: Any = {"truncation_direction": "right"}
     for task, override, plain in (
-        (embed, embed.EmbedInput(TEXT, embed.EmbedParameters(**direction)), embed.EmbedInput(TEXT)),
+        (embed, embed.EmbedInput(TEXT, embed.EmbedParameters(**direction)), embed.EmbedInput(TEXT, embed.EmbedParameters())),
         (rerank, rerank.RerankBody(query="a", texts=[TEXT], **direction), rerank.RerankBody(query="a", texts=[TEXT])),
         (classify, replace(classify_input(TEXT), truncation_side="right"), classify_input(TEXT)),
     ):
