@@ -102,7 +102,7 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
         raise _translate(validation_error, body_type) from validation_error
     if body.count > limits.max_inputs:
         raise TooLargeError(
-            "the request has {count} inputs, counting each label, choice and sentence, and {max_inputs} are allowed; split the request; "
+            "the request has {count} inputs, counting each label, choice, sentence and ranked text, and {max_inputs} are allowed; split the request; "
             "the operator can raise --max-inputs.",
             count=body.count,
             max_inputs=limits.max_inputs,
@@ -146,7 +146,9 @@ def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueErro
 
 def _wrong_value_error(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
     """Returns one of pydantic's errors, for a missing or wrong value, as one sentence; `example` is a valid body."""
-    field_path = _path_in_body([part for part in error["loc"] if part not in TAGS]) or "the body"
+    field_path = _path_in_body([part for part in error["loc"] if part not in TAGS])
+    if not field_path:
+        return InvalidValueError("the body {message}, such as {example}.", message=requirement(error), example=json.dumps(example))
     if error["type"] == "missing":
         return InvalidValueError(
             "`{field_path}` is missing; send JSON such as {example}.", field_path=field_path, example=json.dumps(example)
@@ -154,7 +156,6 @@ def _wrong_value_error(error: ErrorDetails, example: Mapping[str, Any]) -> Inval
     message, item = requirement(error), example.get("inputs")
     if error["type"] == "model_type" and field_path.startswith("inputs") and "." not in field_path and isinstance(item, dict):
         message += f" such as {json.dumps(item)}"
-    message = message if message.startswith("must ") else f"is wrong: {message}"
     if isinstance(error["input"], dict | list):  # its description, such as its length, would say nothing about its contents
         return InvalidValueError("`{field_path}` {message}.", field_path=field_path, message=message)
     return InvalidValueError("`{field_path}` {message}; it is {value}.", field_path=field_path, message=message, value=show(error["input"]))

@@ -215,7 +215,7 @@ GOOD = texts("inputs", "good")
 @pytest.mark.parametrize(
     ("body", "value"),
     [
-        ([], "`the body`"),
+        ([], "the body"),
         ({}, "`inputs`"),
         ({"inputs": [GOOD], "output": []}, "`outputs`"),
         ({"inputs": [GOOD | {"parameters": {"shared_memory_region": "a"}}]}, "shared_memory_region"),

@@ -29,8 +29,7 @@ def _no_token_ids(value: Any) -> Any:
     if isinstance(value, list) and value and type(value[0]) in (int, list):
         raise PydanticCustomError(
             "token_ids",
-            "token ids are not accepted, because they may belong to another model's vocabulary; send texts (LangChain: "
-            "`check_embedding_ctx_length=False`)",
+            "must be texts, because token ids may belong to another model's vocabulary (LangChain: `check_embedding_ctx_length=False`)",
         )
     return value
 
