@@ -26,7 +26,7 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.body import TRUSTED_LIMITS, TaskBody
 from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.tasks.reading import validate_as
-from bertserve.service.tasks.step import TaskModel, run_all
+from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 if TYPE_CHECKING:
@@ -104,7 +104,15 @@ class ServedGraph:
         return [row for encoding in encodings for row in self.engine.run([encoding])]
 
     def _run(self, input_: Any, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
-        return to_plain(run_all(self.task.task_spec.function(input_, TaskModel(self.tokenizer, self.config)), execute))
+        """Returns the result, without the service's limits of cost; `execute` returns one row of outputs per encoding."""
+        generator = self.task.task_spec.function(input_, TaskModel(self.tokenizer, self.config))
+        try:
+            step = next(generator)
+            while True:
+                rows = execute(step.encodings) if step.encodings else []
+                step = generator.send(rows if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)])
+        except StopIteration as end:
+            return to_plain(end.value)
 
     def predict_body(self, document: Mapping[str, Any]) -> Any:
         """Returns the response of the HTTP API to a request body."""

@@ -178,14 +178,3 @@ def encode_pairs(
 def copy_outputs(_: int, row: Outputs) -> Outputs:
     """Returns all outputs, without the padding of their batch."""
     return {name: values.copy() for name, values in row.items()}
-
-
-def run_all(generator: TaskGenerator, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
-    """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
-    try:
-        step = next(generator)
-        while True:
-            rows = execute(step.encodings) if step.encodings else []
-            step = generator.send(rows if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)])
-    except StopIteration as end:
-        return end.value

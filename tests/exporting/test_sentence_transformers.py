@@ -16,11 +16,11 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_plain
-from bertserve.service.tasks.step import TaskModel, run_all
 from bundles import Service, exported, refused
 from checkpoints import ROWS, edit_json, save, service_tokenizer, write_modules
 from golden import cases
 from golden.make_sentence_transformers import FILE, SECOND_TEXTS, TEXTS, write_base, write_files
+from task_runs import decode
 
 pytestmark = pytest.mark.torch
 
@@ -54,11 +54,9 @@ def checkpoint_of(folder: Path, name: str, **changes: dict[str, Any]) -> Path:
 
 def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task: str) -> Any:
     """Returns the response to a request body, with the outputs of the checkpoint in PyTorch."""
-    model = TaskModel(service_tokenizer(checkpoint, folder), checkpoint)
+    tokenizer = service_tokenizer(checkpoint, folder)
     requests = TASKS[task].body(**body).task_inputs(checkpoint)
-    rows = [run_input(checkpoint, request) for request in requests]
-    runs = [TASKS[task].function(request, model) for request in requests]
-    return [to_plain(run_all(each, lambda _, windows=windows: windows)) for each, windows in zip(runs, rows, strict=True)]
+    return [to_plain(decode(TASKS[task], request, run_input(checkpoint, request), checkpoint, tokenizer)) for request in requests]
 
 
 def lines_with(field: str) -> list[Any]:

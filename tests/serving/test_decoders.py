@@ -19,11 +19,11 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.step import TaskModel, TextInput, run_all
+from bertserve.service.tasks.step import Step, TextInput
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import windows
 from fakes import Head
-from task_runs import decode, encode, ner_input
+from task_runs import begin, decode, encode, ner_input, send
 
 # Known words, words in several pieces, unknown words, punctuation, and combining marks that the tokenizer strips.
 CHUNKS = ["good", "Film", "films", "quick", "x9", "看", "😴", "-", ",", "'", "é", "e\u0301x", "ñ\u0327", "\u200b", "ZÜRICH", "[SEP]", "##a"]
@@ -156,8 +156,11 @@ def test_answers_have_no_white_space_at_their_ends(
         names = ("start_logits", "end_logits")
         return [{name: random_logits(seed + n, len(encoding)) * 4 for n, name in enumerate(names)} for encoding in encodings]
 
-    run = question_answering.answer_question(request, TaskModel(tokenizer, Head()))
-    answers = as_list(run_all(run, rows), top_k)
+    run = begin(question_answering, request, tokenizer)
+    result: Any = run.step
+    while isinstance(result, Step):
+        result = send(run.run, result, rows(result.encodings))
+    answers = as_list(result, top_k)
     assert len({answer["answer"].lower() for answer in answers}) == len(answers) > 0
     for answer in answers:
         check_span(text, answer["answer"], answer["start"], answer["end"])
