@@ -102,7 +102,5 @@ SPEC = TaskSpec(
     body=SimilarityBody,
     response_type=list[Annotated[float, Field(examples=[0.83])]],
     function=compare,
-    derivation=Derivation(
-        base=embed.TASK, compatible=lambda config: config.embedding is not None, needs="", discriminator=("inputs", "source_sentence")
-    ),
+    derivation=Derivation(base=embed.TASK, discriminator=("inputs", "source_sentence")),
 )

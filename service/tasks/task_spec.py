@@ -25,16 +25,16 @@ class Derivation:
 
     Attributes:
         base: Task of the bundles; None if bundles of any task can answer.
-        compatible: Returns whether a bundle of that task can answer.
-        needs: Description of the requirement; empty if every bundle of that task is compatible.
         discriminator: Path of nested keys that only bodies of this task have. A body at a model's own path is for this task if it
             has them.
+        compatible: Returns whether a bundle of that task can answer.
+        needs: Description of the requirement; empty if every bundle of that task is compatible.
     """
 
     base: str | None
-    compatible: Callable[[ModelConfig], bool]
-    needs: str
     discriminator: tuple[str, ...]
+    compatible: Callable[[ModelConfig], bool] = lambda config: True
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
