@@ -72,14 +72,16 @@ class BertServe(BaseSettings):
 
     model_config = CLI_CONFIG
 
-    serve: CliSubCommand[Settings] = Field(description="Serve the models of a folder over HTTP.")
+    serve: CliSubCommand[Settings] = Field(
+        description="Serve the models of a folder over HTTP. Each flag is also a BERT_SERVE_* variable, and a key of the file."
+    )
     score: CliSubCommand[Score] = Field(description="Score the rows of a file with a model.")
     check: CliSubCommand[Settings] = Field(description="Check that each model answers its stored example as at export.")
     models: CliSubCommand[Models] = Field(
         description="List the models that serve would load: task, labels, graphs, validation report, card."
     )
     health: CliSubCommand[AddressSettings] = Field(description="Check whether the service on this machine with the same settings is ready.")
-    new_key: CliSubCommand[NewKey] = Field(description="Create an API key and its line for --api-key-file.")
+    new_key: CliSubCommand[NewKey] = Field(description="Create an API key: print it to stderr, and its line for --api-key-file to stdout.")
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
 
 

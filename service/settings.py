@@ -323,7 +323,11 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
     parser = FlagParser(prog="bert-serve", description=command.__doc__, allow_abbrev=False)
     try:
         source = CliSettingsSource[Any](
-            command, root_parser=parser, add_argument_method=_add_argument, add_subparsers_method=FlagParser.add_subparsers
+            command,
+            root_parser=parser,
+            add_argument_method=_add_argument,
+            add_parser_method=_add_command,
+            add_subparsers_method=FlagParser.add_subparsers,
         )
         return CliApp.run(command, cli_args=list(args), cli_settings_source=source)
     except CommandLineError as error:
@@ -341,6 +345,12 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         is_in_file = variable not in os.environ and all(word.partition("=")[0] != _flag(name) for word in args)
         where = f"`{name}` in the file of --config" if is_in_file else f"{_flag(name)} (or {variable})"
         raise SettingsError(f"{where} is `{first['input']}`: {message}.") from error
+
+
+def _add_command(commands: Any, name: str, **options: Any) -> FlagParser:
+    """Adds a subcommand. Its own help describes it like the list of commands, because commands share classes of settings."""
+    parser: FlagParser = commands.add_parser(name, **options | {"description": options["help"]})
+    return parser
 
 
 def _add_argument(parser: FlagParser, *names: Any, **options: Any) -> Action:

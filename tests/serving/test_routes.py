@@ -1,6 +1,5 @@
 """Every route enforces its declared access, for each kind of key, at its own path and at similar paths."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,17 +8,19 @@ from urllib.parse import unquote
 
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message
 
 from app_client import keys, serving, state_of
+from bertserve.service.api import application
 from bertserve.service.api.application import Application
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.routes import GuardedRoute
 from bertserve.service.auth import Access, Authenticator
 from bertserve.service.models.build import AppState
+from bertserve.service.tasks.catalog import TASKS
 
 NO_KEY, KEY, ADMIN_KEY = b"", b"Bearer swordfish", b"Bearer trident"
-OPEN = re.compile(r"/|/docs(/static/.*)?|/openapi\.json|/playground/.*|/metrics|/ping|.*/(health|live|ready)")
 WITHOUT_KEY = {Access.PUBLIC, Access.PROBE, Access.METRICS}
 MUTATIONS = {
     "newline": lambda path: f"{path}%0A",
@@ -122,9 +123,15 @@ def is_allowed(access: Access, authorization: bytes) -> bool:
 
 
 def test_only_probes_metrics_and_pages_are_open_without_a_key(models: Path) -> None:
-    for route, method, _ in routes(create_fastapi(state_of(models))):
-        is_open = method in {"GET", "HEAD"} and OPEN.fullmatch(route.path) is not None
-        assert is_open == (route.access in WITHOUT_KEY), (method, route.path)
+    methods_and_paths = {
+        (method, route.path) for route, method, _ in routes(create_fastapi(state_of(models))) if route.access in WITHOUT_KEY
+    }
+    open_paths = {path for _, path in methods_and_paths}
+    pages = {path for path in open_paths if path.startswith(("/playground/", "/docs/static/"))} | {"/", "/docs", "/openapi.json"}
+    probes = {"/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready", "/v2/models/{name}/ready"}
+    probes |= {f"{base}/health" for base in ("/models/{name}", *(f"/{spec.path}" for spec in TASKS.values()))}
+    assert pages | probes | {"/metrics"} == open_paths
+    assert {"GET"} == {method for method, _ in methods_and_paths} - {"HEAD"}
 
 
 async def test_every_route_enforces_its_declared_access(models: Path) -> None:
@@ -173,11 +180,21 @@ async def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Pat
         assert (404, 1) == (exchange.status, len(exchange.unread))
 
 
-def test_a_route_without_a_declared_access_needs_an_admin_key() -> None:
+async def test_a_route_without_a_declared_access_needs_an_admin_key(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A route of another class is not served at all."""
+
     async def endpoint() -> None:
         """Does nothing."""
 
-    assert GuardedRoute("/x", endpoint).access is Access.ADMIN
+    def with_more_routes(state: AppState) -> FastAPI:
+        app = create_fastapi(state)
+        app.router.routes += [GuardedRoute("/undeclared", endpoint), APIRoute("/other", endpoint)]
+        return app
+
+    monkeypatch.setattr(application, "create_fastapi", with_more_routes)
+    app = Application(service(models)[0])
+    for path, statuses in {"/undeclared": [401, 403, 200], "/other": [404, 404, 404]}.items():
+        assert statuses == [(await Exchange("GET", path, key).run(app)).status for key in (NO_KEY, KEY, ADMIN_KEY)]
 
 
 async def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
