@@ -76,7 +76,7 @@ def test_an_invalid_setting_is_a_usage_error(models: Path, flags: list[str], wor
 )
 def test_a_public_address_without_a_key_causes_a_warning(tmp_path: Path, host: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     main(["serve", "--port", "0", "--models", str(tmp_path), "--host", host])
-    assert (warns) == f"LISTENING ON {host} " in caplog.text
+    assert warns == (f"LISTENING ON {host} " in caplog.text)
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     caplog.clear()
     (tmp_path / "key").write_text("swordfish\n")
@@ -131,7 +131,7 @@ def test_check_fails_an_example_with_an_invalid_request(tmp_path: Path, example:
     ],
 )
 def test_results_are_compared_with_all_their_values(expected: Any, actual: Any, same: bool) -> None:
-    assert (same) == difference(expected, actual, 1e-3) is None
+    assert same == (difference(expected, actual, 0.001) is None)
 
 
 def test_check_allows_the_larger_tolerance_of_a_graph_and_of_the_graph_that_gave_the_result(tmp_path: Path) -> None:
