@@ -134,8 +134,7 @@ class BenchReport:
         """Returns the report as plain JSON values."""
         machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
         facts = {"version": __version__, "machine": machine, "conclusion": self.conclusion, "verdicts": list(self.verdicts())}
-        value: dict[str, Any] = json.loads(json.dumps(facts | asdict(self), default=str))
-        return value
+        return json.loads(json.dumps(facts | asdict(self), default=str))
 
     def _measured(self, objective: Objective) -> float | None:
         return {**self.metrics, **self.results}.get(objective.metric)

@@ -78,8 +78,7 @@ def _read_row(path: Path, row: Row) -> TextOrPair:
             f"`{path}` line {row.line} has neither a text nor a pair of texts; give `text`, `text` and `text_pair`, or `question` and "
             "`context`."
         )
-    text: TextOrPair = value
-    return text
+    return value
 
 
 def sample(items: Sequence[T], count: int) -> list[T]:

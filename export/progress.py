@@ -32,8 +32,7 @@ def track(items: Iterable[T], work: str, *, unit: str, total: int | None = None)
     The bar shows the finished number, the elapsed time, and the remaining time if other items take as long. `total` is the number of items
     of an iterable without a length.
     """
-    bar: Iterable[T] = tqdm(items, desc=work, unit=f" {unit}", total=total, leave=False, disable=None, bar_format=_BAR)
-    return bar
+    return tqdm(items, desc=work, unit=f" {unit}", total=total, leave=False, disable=None, bar_format=_BAR)
 
 
 def parallel_map(function: Callable[[T], R], items: Collection[T], work: str = "", *, unit: str = "") -> Iterator[R]:

@@ -243,8 +243,7 @@ class ModelMetrics:
 
     def for_task(self, task: str) -> ModelMetrics:
         """Returns the children of the same model for another task that it answers."""
-        model_metrics: ModelMetrics = self._metrics.model(task, self._model)
-        return model_metrics
+        return self._metrics.model(task, self._model)
 
     def set_reference(self, counts: Sequence[int], label_counts: Mapping[str, int]) -> None:
         """Sets the numbers of predictions that calibrated the model, in equal bins of scores from 0 to 1, and by label; empty for none."""

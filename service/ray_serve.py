@@ -109,5 +109,4 @@ def autoscaling_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]
 
 def app(args: dict[str, Any]) -> serve.Application:
     """Builds the application from `args` of a Serve configuration, or of `serve run`."""
-    bound: serve.Application = Replica.bind(read_settings(args))  # type: ignore[attr-defined]
-    return bound
+    return Replica.bind(read_settings(args))  # type: ignore[attr-defined]

@@ -77,8 +77,7 @@ class SentenceHead(torch.nn.Module):
         """Returns the vectors of texts, float32 [rows, values], from those of tokens and the attention mask, int64 [rows, length]."""
         positions = mask.cumsum(1)
         vectors = [POOLINGS[pooling](tokens, mask.to(tokens.dtype), positions) for pooling in self.poolings]
-        result: torch.Tensor = self.steps(torch.cat(vectors, dim=-1))
-        return result
+        return self.steps(torch.cat(vectors, dim=-1))
 
 
 class _Dense(torch.nn.Module):

@@ -66,10 +66,8 @@ def read_output(outputs: Any, name: str) -> torch.Tensor:
         layers = range(-LAST_FOUR, 0) if name == LAST_FOUR_LAYERS else map(int, name.removeprefix(LAYERS_PREFIX).split("_"))
         return torch.cat([states[layer] for layer in layers], dim=-1)
     if name.startswith(LAYER_ATTENTION_PREFIX):
-        weights: torch.Tensor = outputs["attentions"][int(name.removeprefix(LAYER_ATTENTION_PREFIX))]
-        return weights
-    tensor: torch.Tensor = outputs[name]
-    return tensor
+        return outputs["attentions"][int(name.removeprefix(LAYER_ATTENTION_PREFIX))]
+    return outputs[name]
 
 
 def return_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> tuple[Layers, tuple[int, ...]]:

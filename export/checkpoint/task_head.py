@@ -160,8 +160,7 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
 def class_names(auto_class: Any) -> Mapping[str, Any]:
     """Returns the names of the classes that an auto class loads, by model type."""
     tables = {name.replace("_", ""): table for name, table in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")}
-    names: Mapping[str, Any] = tables[f"{auto_class.__name__.removeprefix('Auto')}MappingNames".upper()]
-    return names
+    return tables[f"{auto_class.__name__.removeprefix('Auto')}MappingNames".upper()]
 
 
 def auto_class_of(task: ExportTask) -> Any:

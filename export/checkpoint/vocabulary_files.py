@@ -97,8 +97,7 @@ class _SlowTokenizer:
     @property
     def encoder(self) -> dict[str, int]:
         """The ids of the tokens in `vocab.json`."""
-        ids: dict[str, int] = json.loads(Path(self.vocab_file).read_text(encoding="utf-8"))
-        return ids
+        return json.loads(Path(self.vocab_file).read_text(encoding="utf-8"))
 
     @property
     def bpe_ranks(self) -> dict[tuple[str, ...], int]:

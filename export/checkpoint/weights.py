@@ -78,8 +78,7 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
             raise CheckpointError(f"`{source}` has NaN or infinite weights in `{name}`; the training diverged.")
-    evaluated: PreTrainedModel = model.eval()
-    return evaluated
+    return model.eval()
 
 
 def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: PreTrainedModel, ignored: Sequence[str] = ()) -> None:

@@ -135,5 +135,4 @@ def _select_rows(shape: tuple[int, ...], text_count: int, share: float, rng: np.
     starts = np.arange(0, count, shape[1])
     ends = np.r_[starts, starts + shape[1] - 1]
     others = rng.permutation(np.setdiff1d(np.arange(count), ends))
-    rows: NDArray[np.int64] = np.sort(np.unique(np.r_[ends, others[: max(math.ceil(share * count) - len(ends), 0)]]))
-    return rows
+    return np.sort(np.unique(np.r_[ends, others[: max(math.ceil(share * count) - len(ends), 0)]]))

@@ -34,8 +34,7 @@ def output_scales(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
     scales = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / MAX_INT8
     # one step of margin per row of the pair, because rounding may go up
     limit = MAX_INT16 - 2 * 255
-    widened: Floats = (scales * np.maximum(_largest_pair(weight, quantized_peak) / scales / limit, 1)).astype(np.float32)
-    return widened
+    return (scales * np.maximum(_largest_pair(weight, quantized_peak) / scales / limit, 1)).astype(np.float32)
 
 
 def _largest_pair(quantized: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
@@ -46,14 +45,12 @@ def _largest_pair(quantized: Floats, quantized_peak: NDArray[np.uint8]) -> Float
     even, odd = products[::2], products[1::2]
     positive = np.maximum(even, 0) + np.maximum(odd, 0)
     negative = np.minimum(even, 0) + np.minimum(odd, 0)
-    largest: Floats = np.maximum(positive.max(axis=0), -negative.min(axis=0))
-    return largest
+    return np.maximum(positive.max(axis=0), -negative.min(axis=0))
 
 
 def round_to_nearest(weight: Floats, scales: Floats) -> NDArray[np.int8]:
     """Returns `weight / scales` rounded to the nearest integer, int8 of the same shape."""
-    quantized: NDArray[np.int8] = np.clip(np.rint(weight / scales), -MAX_INT8, MAX_INT8).astype(np.int8)
-    return quantized
+    return np.clip(np.rint(weight / scales), -MAX_INT8, MAX_INT8).astype(np.int8)
 
 
 def factor_hessian(activations: Floats) -> FactoredHessian | None:
@@ -110,5 +107,4 @@ def _inverse_factor(hessian: Floats) -> torch.Tensor:
         lower = torch.linalg.cholesky(backwards.double())
     # from the right, which takes half as long as from the left
     inverse = torch.linalg.solve_triangular(lower, torch.eye(len(lower), dtype=lower.dtype), upper=False, left=False)
-    upper: torch.Tensor = inverse.flip(0, 1).float().contiguous()
-    return upper
+    return inverse.flip(0, 1).float().contiguous()

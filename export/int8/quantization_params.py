@@ -148,8 +148,7 @@ def quantize_weight(weight: Floats, bias: Floats, observed: Activations, input_p
 
 
 def _weight_peak(weight: Floats) -> Floats:
-    peak: Floats = np.maximum(weight.max(axis=1), -weight.min(axis=1))
-    return peak
+    return np.maximum(weight.max(axis=1), -weight.min(axis=1))
 
 
 def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> Iterator[Floats]:

@@ -135,5 +135,4 @@ def cosine(a: Any, b: Any) -> float:
 def _ranks(values: Sequence[float]) -> list[float]:
     """Returns each value's rank from 0; equal values get the mean of their ranks."""
     _, positions, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: list[float] = (np.cumsum(counts) - (counts + 1) / 2)[positions].tolist()
-    return ranks
+    return (np.cumsum(counts) - (counts + 1) / 2)[positions].tolist()

@@ -19,8 +19,7 @@ from bertserve.service.text.windows import default_stride
 
 
 def _best(result: Any) -> dict[str, Any]:
-    best: dict[str, Any] = result[0] if isinstance(result, list) else result
-    return best
+    return result[0] if isinstance(result, list) else result
 
 
 def _input(question: str, context: str, **parameters: Any) -> TextInput[QuestionAnsweringParameters]:

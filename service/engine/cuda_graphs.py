@@ -73,8 +73,7 @@ class CudaGraphSession(threading.local):
             self._capture(key, names, feed)
         with _run_permits:
             replay = self._runs.get(key)
-            outputs: list[NDArray[Any]] = self._session.run(names, feed) if replay is None else replay(feed)
-            return outputs
+            return self._session.run(names, feed) if replay is None else replay(feed)
 
     def _capture(self, key: Key, names: Sequence[str], feed: Arrays) -> None:
         """Captures a run if it is small. After a failure, such as too little memory or a node on the CPU, the thread captures no more."""

@@ -65,8 +65,7 @@ class RangeSessions:
 
     def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Returns the outputs of a run in a planned length, like `InferenceSession.run`."""
-        outputs: list[NDArray[Any]] = self._sessions[feed[self._ids].shape[1]].run(names, feed)
-        return outputs
+        return self._sessions[feed[self._ids].shape[1]].run(names, feed)
 
 
 def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine_cache: Path | None, gpu: GpuOptions) -> Any:

@@ -24,15 +24,12 @@ def activate(logits: Floats, activation: Activation) -> Floats:
     logits = logits.astype(np.float32, copy=False)
     if activation == "none":
         return logits
-    probabilities: Floats
     if activation == "softmax":
         exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
-    else:
-        # exp of the negative magnitude is at most 1 for either sign of the logit
-        decay = np.exp(-np.abs(logits))
-        probabilities = (np.where(logits >= 0, 1, decay) / (1 + decay)).astype(np.float32)
-    return probabilities
+        return exponentials / exponentials.sum(axis=-1, keepdims=True)
+    # exp of the negative magnitude is at most 1 for either sign of the logit
+    decay = np.exp(-np.abs(logits))
+    return (np.where(logits >= 0, 1, decay) / (1 + decay)).astype(np.float32)
 
 
 def apply_calibration(scores: Floats, link: Link, scale: Sequence[float], bias: Sequence[float]) -> Floats:

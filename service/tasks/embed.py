@@ -235,8 +235,7 @@ def _token_vectors(input_: EmbedInput, row: Outputs, config: ModelConfig) -> Flo
     values = row[embedding.layers_output]  # the vectors of all layers in a row
     layers = values.reshape(len(values), embedding.layer_count, -1)[:, list(input_.layers)]
     if input_.parameters.combine == "concat":
-        side_by_side: Floats = layers.reshape(len(values), -1)
-        return side_by_side
+        return layers.reshape(len(values), -1)
     total: Floats = layers.sum(axis=1, dtype=np.float32)
     return total if input_.parameters.combine == "sum" else total / np.float32(len(input_.layers))
 
@@ -253,8 +252,7 @@ _POOLINGS: dict[str | None, Callable[[Floats], Floats]] = {
 def normalized(values: Floats) -> Floats:
     """Returns vectors with length 1 along the last axis; a zero vector stays zero."""
     norms = np.sqrt(np.square(values).sum(axis=-1, keepdims=True, dtype=np.float32))
-    unit: Floats = values / np.maximum(norms, np.float32(1e-12))
-    return unit
+    return values / np.maximum(norms, np.float32(1e-12))
 
 
 class EmbedBody(EmbedOptions, TaskBody):

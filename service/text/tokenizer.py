@@ -49,8 +49,7 @@ class Tokens:
     @property
     def offsets(self) -> list[tuple[int, int]]:
         """Start and end of each token in the text, in code points, end exclusive."""
-        offsets: list[tuple[int, int]] = self.encoding.offsets
-        return offsets
+        return self.encoding.offsets
 
     def range_offsets(self, token_range: range) -> tuple[int, int]:
         """Returns the start of the first token in `token_range`, at least one, and the end of the last; it does not read the others."""
@@ -71,14 +70,12 @@ class Tokens:
     @property
     def spellings(self) -> list[str]:
         """The spelling of each token in the vocabulary."""
-        spellings: list[str] = self.encoding.tokens
-        return spellings
+        return self.encoding.tokens
 
     @property
     def word_ids(self) -> list[int]:
         """The pre-tokenizer's word of each token."""
-        word_ids: list[int] = self.encoding.word_ids
-        return word_ids
+        return self.encoding.word_ids
 
 
 @dataclass(slots=True)
@@ -184,21 +181,18 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """Returns the id of exactly this vocabulary entry, or None."""
-        id_: int | None = self._tokenizer.token_to_id(token)
-        return id_
+        return self._tokenizer.token_to_id(token)
 
     def token(self, id_: int) -> str | None:
         """Returns the vocabulary entry of an id, or None."""
-        token: str | None = self._tokenizer.id_to_token(id_)
-        return token
+        return self._tokenizer.id_to_token(id_)
 
     def decode_all(self, texts: Sequence[TokenIds], *, skip_special: bool) -> list[str]:
         """Returns the text of each list of token ids. It releases the GIL."""
         # the mask and added tokens are special for the model, but not for the library
         skipped_ids = self._skipped_ids if skip_special else ()
         id_lists = [[id_ for id_ in ids if id_ not in skipped_ids] for ids in texts]
-        strings: list[str] = self._tokenizer.decode_batch(id_lists, skip_special_tokens=skip_special)
-        return strings
+        return self._tokenizer.decode_batch(id_lists, skip_special_tokens=skip_special)
 
     def max_text_tokens(self, *, pair: bool) -> int:
         """Returns the number of text tokens that fit in addition to the template's special tokens.

@@ -81,7 +81,7 @@ class SequencesBody(TaskBody):
 
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns the one or two texts of an item."""
-        return item  # type: ignore[no-any-return]
+        return item
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per text or pair."""
