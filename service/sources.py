@@ -92,13 +92,10 @@ def _read_folder(text: str, name: str, folder: Path) -> ModelSource:
                 f"--model is `{text}`: a bundle is served under its own name, `{own_name}`; export its checkpoint with another --name."
             )
     elif not is_checkpoint(folder):
-        bundles = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}")) if folder.is_dir() else []
-        if bundles:
-            raise StartError(f"`{folder}` is a folder of bundles ({', '.join(bundles[:4])}); give it with --models {folder}.")
-        checkpoints = sorted(str(path) for path in folder.iterdir() if is_checkpoint(path)) if folder.is_dir() else []
-        if checkpoints:
-            raise StartError(f"`{folder}` is a folder of checkpoints; give one of them, such as --model {checkpoints[-1]}.")
-        raise StartError(f"`{folder}` is neither a checkpoint, which has a `config.json`, nor a bundle, which has a `{MANIFEST_FILE}`.")
+        raise StartError(
+            f"`{folder}` is neither a checkpoint, which has a `config.json`, nor a bundle, which has a `{MANIFEST_FILE}`; give one of its "
+            f"folders, or a folder of bundles with --models {folder}."
+        )
     return ModelSource(_check_name(name or own_name, text), str(folder))
 
 
