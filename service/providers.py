@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ShapePlan
 
 Options = dict[str, str]
-LoadLibrary = Callable[[str], Any]  # loads a shared library by its name
 TENSORRT_MAJOR = 10  # the version that onnxruntime-gpu links
 Provider = Literal["cpu", "cuda", "tensorrt"]
 ProviderChoice = Literal["auto", Provider]
@@ -72,7 +71,7 @@ class ExecutionProvider:
     fallback: Provider | None = None
     automatic: bool = False
     engine_version: Callable[[], str] | None = None
-    preload: Callable[[LoadLibrary], Any] | None = None
+    preload: Callable[[], Any] | None = None
     ranges: int = 0
 
 
@@ -141,7 +140,7 @@ def profile(inputs: Sequence[InputSpec], plan: ShapePlan, size: str) -> str:
     return ",".join(f"{spec.name}:{dims.get(spec.fill, f'{rows}x{length}')}" for spec in inputs)
 
 
-def load_tensorrt(load: LoadLibrary = ctypes.CDLL) -> Any:
+def load_tensorrt() -> Any:
     """Returns TensorRT's library, after loading both that ONNX Runtime links, from the extra's package or from the system.
 
     Raises:
@@ -150,7 +149,7 @@ def load_tensorrt(load: LoadLibrary = ctypes.CDLL) -> Any:
     package = importlib.util.find_spec("tensorrt_libs")  # the loader does not search its folder
     folder = Path(package.origin).parent if package is not None and package.origin is not None else Path()
     try:
-        return [load(str(folder / f"{name}.so.{TENSORRT_MAJOR}")) for name in ("libnvonnxparser", "libnvinfer")][-1]
+        return [ctypes.CDLL(str(folder / f"{name}.so.{TENSORRT_MAJOR}")) for name in ("libnvonnxparser", "libnvinfer")][-1]
     except OSError as error:
         raise ProviderError(
             f"onnxruntime needs TensorRT {TENSORRT_MAJOR}, not a newer version, and it is not installed ({error}); install the extra "

@@ -8,7 +8,6 @@ import platform
 from pathlib import Path
 
 from bertserve.service.errors import ProviderError
-from bertserve.service.providers import LoadLibrary
 
 # Instruction sets for matrix products, as in /proc/cpuinfo; AVX-512 and VNNI decide the speed of int8.
 INSTRUCTIONS = (
@@ -38,16 +37,14 @@ def _cpu_info(info: Path) -> list[tuple[str, str]]:
     return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
 
 
-def find_gpu(index: int = 0, load: LoadLibrary = ctypes.CDLL) -> tuple[str, str]:
+def find_gpu(index: int = 0) -> tuple[str, str]:
     """Returns the name of a GPU of the NVIDIA driver by its index, and its compute capability as `major.minor`.
-
-    `load` loads a shared library by its name.
 
     Raises:
         ProviderError: There is no driver, or it has no such GPU for this process.
     """
     try:
-        driver = load("libcuda.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise ProviderError(
             f"there is no NVIDIA driver ({error}); install it on the host, and start a container with the GPUs (`--gpus all`)."

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
 from bertserve.service.errors import ProviderError, install_command
-from bertserve.service.providers import FIRST_GPU, PROVIDERS, GpuOptions, LoadLibrary, Options, Provider, profile
+from bertserve.service.providers import FIRST_GPU, PROVIDERS, GpuOptions, Options, Provider, profile
 
 try:
     import onnxruntime as ort
@@ -124,22 +124,19 @@ def graph_cache_dir(root: Path, graph: GraphSpec, gpu: tuple[str, str], *, compi
     return root / f"{graph.identity[:16]}-{graph.precision}-{shapes}-{device}-sm{capability}-{compiler}-ort{VERSION}"
 
 
-def missing(provider: Provider, device_id: int = 0, *, available: Sequence[str] | None = None, load: LoadLibrary = ctypes.CDLL) -> str:
-    """Returns what a provider lacks on this machine: the wheel, the driver, the GPU or a library; or what to check if all are available.
-
-    `available` has the providers of the installed onnxruntime, and `load` loads a shared library by its name.
-    """
-    record, available = PROVIDERS[provider], available or ort.get_available_providers()
+def missing(provider: Provider, device_id: int = 0) -> str:
+    """Returns what a provider lacks on this machine: the wheel, the driver, the GPU or a library; or what to check if all are available."""
+    record, available = PROVIDERS[provider], ort.get_available_providers()
     if record.ort_name not in available:
         return (
             f"this onnxruntime {VERSION} lacks it (it has {', '.join(available)}); run `pip uninstall onnxruntime`, then install the extra "
             f"`{record.extra}`: `{install_command(record.extra)}`."
         )
     try:
-        hardware.find_gpu(device_id, load)
+        hardware.find_gpu(device_id)
         if record.preload is not None:
-            record.preload(load)
-        load(str(Path(ort.__file__).parent / "capi" / (record.library or "")))
+            record.preload()
+        ctypes.CDLL(str(Path(ort.__file__).parent / "capi" / (record.library or "")))
     except ProviderError as error:
         return error.message
     except OSError as error:
@@ -177,7 +174,7 @@ def _session(model: str | bytes, provider: Provider, providers: Sequence[tuple[s
         ort.preload_dlls()  # CUDA and cuDNN from their wheels, if the system has none
     if (preload := PROVIDERS[provider].preload) is not None:
         with suppress(ProviderError):  # `missing` reports it
-            preload(ctypes.CDLL)
+            preload()
     # onnxruntime's fallback is disabled, because it would only print that a session uses another provider
     return ort.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
 

@@ -141,20 +141,21 @@ def tensorrt_loader(*majors: str) -> Callable[[str], str]:
 
 
 def test_tensorrt_is_loaded_from_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "libnvinfer.so.10" == providers.load_tensorrt(tensorrt_loader("10"))
+    monkeypatch.setattr(ctypes, "CDLL", tensorrt_loader("10"))
+    assert "libnvinfer.so.10" == providers.load_tensorrt()
     (tmp_path / "tensorrt_libs").mkdir()
     (tmp_path / "tensorrt_libs/__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert str(tmp_path / "tensorrt_libs/libnvinfer.so.10") == providers.load_tensorrt(tensorrt_loader("10"))
+    assert str(tmp_path / "tensorrt_libs/libnvinfer.so.10") == providers.load_tensorrt()
 
 
 @pytest.mark.parametrize("majors", [(), ("11",)])
-def test_a_missing_or_newer_tensorrt_is_named(majors: tuple[str, ...]) -> None:
+def test_a_missing_or_newer_tensorrt_is_named(majors: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime links version 10, and `pip install tensorrt` installs a newer one."""
     gpu, tensorrt = loader(driver=Driver()), tensorrt_loader(*majors)
-    reason = sessions.missing(
-        "tensorrt", available=BUILT_WITH, load=lambda name: tensorrt(name) if "nvinfer" in name or "nvonnx" in name else gpu(name)
-    )
+    monkeypatch.setattr(sessions.ort, "get_available_providers", lambda: BUILT_WITH)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: tensorrt(name) if "nvinfer" in name or "nvonnx" in name else gpu(name))
+    reason = sessions.missing("tensorrt")
 
     assert "TensorRT 10" in reason
     assert "[tensorrt]" in reason
@@ -202,13 +203,17 @@ def test_incompatible_engines_have_different_folders(tmp_path: Path) -> None:
     ],
     ids=["wheel", "driver", "GPU", "initialization", "index", "library"],
 )
-def test_what_is_missing_is_named(load: Callable[[str], Any], available: list[str], words: str) -> None:
-    assert words in sessions.missing("cuda", 3 if "--device-id" in words else 0, available=available, load=load)
+def test_what_is_missing_is_named(load: Callable[[str], Any], available: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions.ort, "get_available_providers", lambda: available)
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert words in sessions.missing("cuda", 3 if "--device-id" in words else 0)
 
 
-def test_a_complete_machine_lacks_nothing_and_names_its_gpu() -> None:
-    assert "are installed" in sessions.missing("cuda", available=BUILT_WITH, load=loader(driver=Driver()))
-    assert hardware.find_gpu(load=loader(driver=Driver())) == H100
+def test_a_complete_machine_lacks_nothing_and_names_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions.ort, "get_available_providers", lambda: BUILT_WITH)
+    monkeypatch.setattr(ctypes, "CDLL", loader(driver=Driver()))
+    assert "are installed" in sessions.missing("cuda")
+    assert hardware.find_gpu() == H100
 
 
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
