@@ -57,7 +57,7 @@ def _span_answers(passage: Tokens, *, with_marks: bool, align_to_words: bool) ->
     answer "".
     """
     offsets = passage.offsets_with_marks if with_marks else passage.offsets
-    word_ids = passage.word_ids if align_to_words else range(len(passage))
+    word_ids = passage.encoding.word_ids if align_to_words else range(len(passage))
     firsts: list[int] = []  # the first and the last token of each token's word
     lasts: list[int] = []
     for _, group in groupby(range(len(word_ids)), word_ids.__getitem__):

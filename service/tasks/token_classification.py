@@ -103,8 +103,8 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
     yield Step([], Cost(2 + entity_bytes + rule.response_bytes))
     convert_offsets(entities, input_.text, input_.parameters.offset_unit)
     best = max((entity["score"] for entity in all_entities), default=None)  # includes entities that are left out
-    found = list(dict.fromkeys(entity[key] for entity in entities))
-    return rule.conclude(found, entities, best, left_out=len(all_entities) - len(entities))
+    decision = list(dict.fromkeys(entity[key] for entity in entities))
+    return rule.conclude(decision, entities, best, left_out=len(all_entities) - len(entities))
 
 
 def groups_of(config: ModelConfig) -> list[str]:
@@ -170,7 +170,7 @@ def pipeline_words(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
 
     An unknown token begins a word, as in the pipeline.
     """
-    subword_prefix, spellings = tokenizer.subword_prefix, tokens.spellings
+    subword_prefix, spellings = tokenizer.subword_prefix, tokens.encoding.tokens
     ids, offsets, unknown_id = tokens.ids, tokens.offsets, tokenizer.unknown_id
     word: list[int] = []
     for i in range(len(tokens)):

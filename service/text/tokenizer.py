@@ -35,7 +35,7 @@ class Tokens:
 
     Attributes:
         text: The text.
-        encoding: Its encoding by `tokenizers`.
+        encoding: Its encoding by `tokenizers`, with the spellings of its tokens and the words of the pre-tokenizer.
         ids: The id of each token.
     """
 
@@ -66,16 +66,6 @@ class Tokens:
                 marks += 1
             whole.append((start, end + marks))
         return whole
-
-    @property
-    def spellings(self) -> list[str]:
-        """The spelling of each token in the vocabulary."""
-        return self.encoding.tokens
-
-    @property
-    def word_ids(self) -> list[int]:
-        """The pre-tokenizer's word of each token."""
-        return self.encoding.word_ids
 
 
 @dataclass(slots=True)

@@ -212,7 +212,7 @@ def plain_text(
     request: TextInput[question_answering.QuestionAnsweringParameters], passage: Any, first: int, last: int, token_range: range
 ) -> tuple[int, int, str]:
     """Returns start, end and text of a span of tokens, extended to whole words within `cut` if the request aligns to words."""
-    words = passage.word_ids
+    words = passage.encoding.word_ids
     while request.parameters.align_to_words and first > token_range.start and words[first - 1] == words[first]:
         first -= 1
     while request.parameters.align_to_words and last + 1 < token_range.stop and words[last + 1] == words[last]:

@@ -113,7 +113,7 @@ def test_no_generated_text_yields_a_special_token(new_tokenizer: Callable[..., T
     tokens = new_tokenizer().tokenize([text])[0]
 
     assert {PAD, CLS, SEP, MASK}.isdisjoint(tokens.ids)
-    assert len(tokens) == len(tokens.offsets) == len(tokens.spellings)
+    assert len(tokens) == len(tokens.offsets)
     assert all(0 <= start <= end <= len(text) for start, end in tokens.offsets)
     assert [start for start, _ in tokens.offsets] == sorted(start for start, _ in tokens.offsets)
 
