@@ -72,15 +72,8 @@ class Calibration(Record):
     """The calibration of a graph, and the thresholds that decide for requests with `decide`.
 
     Calibrated logits are `scale * logits + bias`, with one value, or for `per-label` and `answers` one per label. The logits are those of
-    the combined scores of all windows: the logarithm of a softmax score, the log odds of a sigmoid score. By method:
-
-    - `temperature`: the softmax of the calibrated logits
-    - `per-label`: the sigmoid of each calibrated logit
-    - `tags`: the softmax of each token's logits times `scale`, before tokens are grouped
-    - `answers`: `exp(scale * log(score) + bias)`, at most 1, of an answer's score, which is a product of two probabilities; the labels are
-      answers and "no answer"
-
-    `score_counts` has the predictions in bins of equal width from 0 to 1.
+    the combined scores of all windows: the logarithm of a softmax score, the log odds of a sigmoid score. docs/reference/manifest.md
+    describes each method.
     """
 
     method: Method

@@ -56,17 +56,17 @@ def _indices(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
     requested = range(count) if choice is None else choice
     if (invalid := next((index for index in requested if not -count <= index < count), None)) is not None:
         raise InvalidValueError(
-            "`{field}` has {wrong}, but {whose} has {count} {field}; give 0 to {last}, or -1 to {least} to count from the end.",
+            "`{field}` has {index}, but {owner} has {count} {field}; give 0 to {last}, or -1 to {first} to count from the end.",
             field=name,
-            wrong=CallerValue(invalid),
-            whose=owner,
+            index=CallerValue(invalid),
+            owner=owner,
             count=count,
             last=count - 1,
-            least=-count,
+            first=-count,
         )
     indices = [index % count for index in requested]
     if len(set(indices)) < len(indices):
-        raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=CallerValue(list(requested)))
+        raise InvalidValueError("`{field}` has a duplicate: {indices}; name each once.", field=name, indices=CallerValue(list(requested)))
     return indices
 
 

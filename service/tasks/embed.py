@@ -57,7 +57,7 @@ def select_layers(layers: Layers | list[int] | None, embedding: Embedding) -> tu
         )
     positions = tuple(position_by_layer[layer] for layer in indices)
     if len(set(positions)) < len(positions):
-        raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=CallerValue(list(indices)))
+        raise InvalidValueError("`layers` has a duplicate: {layers}; name each once.", layers=CallerValue(list(indices)))
     return () if positions == (position_by_layer[-1],) else positions
 
 
