@@ -226,7 +226,7 @@ async def test_a_dead_thread_ends_readiness_and_fails_all_requests(harness: Harn
     blocker = await harness.block()
     harness.queue.broken = True
     errors = await asyncio.gather(harness.submit("x"), blocker, harness.submit("later"), return_exceptions=True)
-    assert all(isinstance(error, UnavailableError) for error in errors)
+    assert [harness.scheduler.failure] * 3 == [error.values["reason"] for error in errors if isinstance(error, UnavailableError)]
     assert 3 == len({id(error) for error in errors})  # a stream adds the number of its line to the message
     assert not harness.scheduler.ready
 

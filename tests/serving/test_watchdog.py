@@ -65,8 +65,9 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         with pytest.raises(EngineError):
             await last
         for late in (waiting, harness.submit("late")):
-            with pytest.raises(UnavailableError):
+            with pytest.raises(UnavailableError) as refusal:
                 await late
+            assert harness.scheduler.failure == refusal.value.values["reason"]
         await harness.scheduler.stop(1000.0)
         old_gate.set()
 
@@ -219,9 +220,9 @@ async def test_after_a_lost_device_only_another_process_helps(harness: Harness) 
     await asyncio.sleep(0)
     harness.work.gate.set()
     for task in (*failures, waiting, harness.submit("late")):
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError) as error:
             await task
+        assert harness.scheduler.failure == error.value.values["reason"]
     assert not harness.scheduler.ready
-    assert harness.scheduler.failure
     assert 1 <= len(runs) <= 2  # one per thread
     await asyncio.gather(*blockers, return_exceptions=True)  # the device may be lost before the second one is delivered
