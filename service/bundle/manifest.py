@@ -245,7 +245,7 @@ class Manifest(Record):
                 if not {len(calibration.scale), len(calibration.bias)} <= {1, count}:
                     counts = "1 value" if count == 1 else f"1 or {count} values"
                     raise ValueError(
-                        f"`scale` and `bias` of the `calibration` of `{graph.file}` must have {counts} for the method `{calibration.method}`"
+                        f"`scale` and `bias` of the calibration of `{graph.file}` must have {counts} for the method `{calibration.method}`"
                     )
         return self
 

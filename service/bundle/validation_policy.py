@@ -122,8 +122,8 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     value = None if validation.agreement is None else validation.agreement.value
     if min_agreement is not None and (value is None or not value >= min_agreement):  # not `<`, which is false for NaN
         raise BundleError(
-            f"{subject}: {describe_agreement(validation)}, which does not reach --min-agreement {min_agreement}; {_MEASURE_AGAIN}, choose a "
-            "closer graph (--precision fp32), export again with a lower `bert-export --max-int8-error`, your own --int8-texts, or "
+            f"{subject}: {describe_agreement(validation)}, which does not reach --min-agreement {min_agreement}; {_MEASURE_AGAIN}, choose "
+            "a closer graph (--precision fp32), export again with a lower `bert-export --max-int8-error`, your own --int8-texts, or "
             "--int8-validation with texts of the model's own domain, or lower --min-agreement."
         )
 

@@ -181,8 +181,8 @@ class Registry:
             if (name := self.defaults.get(task)) is not None:
                 return self.models[name]
             raise NotFoundError(
-                "there is no default model for {task}, which needs {requirement}. Models for {task}: {able}. Set `model` to one of them, or "
-                "ask the operator to load one; loaded are: {models}.",
+                "there is no default model for {task}, which needs {requirement}. Models for {task}: {able}. Set `model` to one of them, "
+                "or ask the operator to load one; loaded are: {models}.",
                 task=task,
                 requirement=_requirement(task),
                 able=_quoted(self._candidates(task)),

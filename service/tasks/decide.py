@@ -198,7 +198,7 @@ def decision_rule(
     requested = getattr(parameters, "calibrated", None)
     if requested and model.calibration is None:
         raise InvalidParameterError(
-            "this model has no calibrated scores; remove `calibrated`, or the operator can calibrate the bundle with `bert-export calibrate`."
+            "this model has no calibrated scores; remove `calibrated`, or the operator can calibrate it with `bert-export calibrate`."
         )
     if requested and not can_calibrate:
         raise InvalidParameterError(

@@ -102,8 +102,8 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
         raise _translate(validation_error, body_type) from validation_error
     if body.count > limits.max_inputs:
         raise TooLargeError(
-            "the request has {count} inputs, counting each label, choice, sentence and ranked text, and {max_inputs} are allowed; split the request; "
-            "the operator can raise --max-inputs.",
+            "the request has {count} inputs, counting each label, choice, sentence and ranked text, and {max_inputs} are allowed; split "
+            "the request; the operator can raise --max-inputs.",
             count=body.count,
             max_inputs=limits.max_inputs,
         )
