@@ -44,12 +44,12 @@ def has_low_agreement(graph: GraphSpec) -> bool:
     return not agreement.value >= LOW_AGREEMENT_THRESHOLD  # not `<`, which is false for NaN
 
 
-def metrics_match_checkpoint(metrics: Sequence[Metric], graph: str) -> bool:
+def metrics_match_checkpoint(metrics: Sequence[Metric], graph_name: str) -> bool:
     """Returns whether all metrics of a graph on labeled data, which prove more than agreement, are within 0.01 of its checkpoint's.
 
     The graph is named as `provider/precision`.
     """
-    pairs = [(metric.checkpoint, metric.graphs[graph]) for metric in metrics if graph in metric.graphs]
+    pairs = [(metric.checkpoint, metric.graphs[graph_name]) for metric in metrics if graph_name in metric.graphs]
     return bool(pairs) and all(abs(checkpoint - measured) <= 0.01 for checkpoint, measured in pairs)
 
 

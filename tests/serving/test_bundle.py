@@ -42,7 +42,7 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
         (edit(lambda m: m["graphs"][0].update(default=False)), "`default: true`"),
         (lambda path: tiny.calibrate(path, method="per-label", scale=[1.0, 1.0]), "1 or 3 values"),
         (lambda path: tiny.calibrate(path, method="per-label", bias=[0.0] * 4), "1 or 3 values"),
-        (lambda path: tiny.calibrate(path, scale=[1.0] * 3), "must have 1 value for the method `temperature`"),
+        (lambda path: tiny.calibrate(path, scale=[1.0] * 3), "1 value for the method `temperature`"),
         (lambda path: tiny.calibrate(path, score_counts=[]), r"`graphs\.0\.calibration\.score_counts`"),
     ],
 )
