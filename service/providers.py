@@ -55,7 +55,7 @@ class ExecutionProvider:
         library: The shared library that ONNX Runtime loads for it; None if it needs none, and no GPU.
         fallback: Provider of the operators that this one cannot run; None for the CPU.
         automatic: Whether `auto` uses it if it is available.
-        engine_version: Returns the version of the compiler of engines, which are stored in files; None if nothing is compiled.
+        engine_version: Returns the name and version of the compiler of engines, which are stored in files; None if nothing is compiled.
         preload: Loads libraries that the loader does not find by itself; it raises ProviderError. None if there are none.
         ranges: Number of ranges of lengths, each with its own session, for a provider that compiles a session for one range and reserves
             memory for the longest text in its largest batch. The lengths of a range have the same numbers of rows. 0 for a single session.
@@ -157,15 +157,6 @@ def load_tensorrt() -> Any:
         ) from error
 
 
-def tensorrt_version() -> str:
-    """Returns `trt` and the version number of TensorRT; each version builds its own engines.
-
-    Raises:
-        ProviderError: It is missing.
-    """
-    return f"trt{load_tensorrt().getInferLibVersion()}"
-
-
 PROVIDERS: dict[str, ExecutionProvider] = {
     record.name: record
     for record in (
@@ -190,7 +181,7 @@ PROVIDERS: dict[str, ExecutionProvider] = {
             tensorrt_options,
             library="libonnxruntime_providers_tensorrt.so",
             fallback="cuda",
-            engine_version=tensorrt_version,
+            engine_version=lambda: f"trt{load_tensorrt().getInferLibVersion()}",
             preload=load_tensorrt,
             ranges=3,  # short, middle and long texts
         ),

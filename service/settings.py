@@ -349,8 +349,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
 
 def _add_command(commands: Any, name: str, **options: Any) -> FlagParser:
     """Adds a subcommand. Its own help describes it like the list of commands, because commands share classes of settings."""
-    parser: FlagParser = commands.add_parser(name, **options | {"description": options["help"]})
-    return parser
+    return commands.add_parser(name, **options | {"description": options["help"]})
 
 
 def _add_argument(parser: FlagParser, *names: Any, **options: Any) -> Action:
