@@ -266,7 +266,7 @@ def bundle_texts(manifest: Manifest, card: str) -> dict[str, str]:
 def describe_calibration(calibration: Calibration) -> str:
     """Returns parameters, numbers of examples, measures with 95 % intervals for raw and for calibrated scores, and thresholds."""
     has_lines = len(calibration.scale) > 1 or any(calibration.bias)
-    parameters = "scale and bias of each label" if has_lines else f"temperature {calibration.temperature:.3g}"
+    parameters = "scale and bias of each label" if has_lines else f"temperature {1 / calibration.scale[0]:.3g}"
     measures = {"log_loss": "log loss", "brier": "Brier score", "ece": "ECE", "auroc": "AUROC"}
     return "\n  ".join(
         [

@@ -87,8 +87,3 @@ class Calibration(Record):
     thresholds: Annotated[tuple[Threshold, ...], Field(strict=False)] = ()
     score_counts: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
     label_counts: dict[str, Count]
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of the first label, above 1 if the model was too sure."""
-        return 1 / self.scale[0]

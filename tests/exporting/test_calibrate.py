@@ -99,7 +99,7 @@ def calibrated_bundle(tmp_path_factory: pytest.TempPathFactory) -> Calibrated:
 def test_a_calibration_recovers_the_temperature_and_meets_the_aim(calibrated: Calibrated) -> None:
     calibration = calibration_of(calibrated.path)
 
-    assert pytest.approx(2, rel=0.2) == calibration.temperature
+    assert pytest.approx(0.5, rel=0.2) == calibration.scale[0]
     assert ("temperature", 600, 600) == (calibration.method, calibration.fitted, calibration.tested)
     [threshold] = calibration.thresholds
     assert "recall" == threshold.aim
@@ -155,7 +155,7 @@ def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate
     assert_exit(0, calibrate(too_sure(path), "--data", lines), "needs --aim")
     new = tmp_path / "out" / path.name
 
-    assert (pytest.approx(2, rel=0.2), 1.0) == (calibration_of(new).temperature, calibration_of(new, "int8").temperature)
+    assert (pytest.approx(0.5, rel=0.2), 1.0) == (calibration_of(new).scale[0], calibration_of(new, "int8").scale[0])
 
 
 @without_gpu
@@ -239,7 +239,7 @@ def test_entities_are_tested_as_wholes(tmp_path: Path, calibrate: Calibrate) -> 
     assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "max-error=0.9")[0]
     calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert ("tags", pytest.approx(2, rel=0.2)) == (calibration.method, calibration.temperature)
+    assert ("tags", pytest.approx(0.5, rel=0.2)) == (calibration.method, calibration.scale[0])
     assert {"PER"} == calibration.label_counts.keys()
     for aim, fact in (
         ("PERS:precision=0.5", "no label `PERS`"),
