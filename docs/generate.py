@@ -31,9 +31,9 @@ ANSWER = re.compile(
 )
 # fields that "Rules of all tasks" describes
 _SHARED = (
-    *("model", "inputs", "parameters", "truncate", "truncation_direction", "prompt_name", "offset_unit"),
-    *("calibrated", "decide", "threshold", "min_confidence"),
-)
+    "model", "inputs", "parameters", "truncate", "truncation_direction", "prompt_name", "offset_unit", "calibrated", "decide", "threshold",
+    "min_confidence",
+)  # fmt: skip
 NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
 
 

@@ -190,7 +190,7 @@ def convert_to_fp16(
     model = onnx.load(str(source))
     for i, node in enumerate(model.graph.node):  # the converter identifies nodes by name
         node.name = f"{i}/{node.op_type}"
-    float_nodes = overflowing(model, peaks)
+    float_nodes = find_overflowing_nodes(model, peaks)
     node_count = sum(any(name in peaks for name in node.output) for node in model.graph.node)
     converter = OnnxModel(model)
     converter.convert_float_to_float16(keep_io_types=False, node_block_list=sorted(float_nodes))
@@ -260,7 +260,7 @@ def _add_output(graph: ir.Graph, value: ir.Value, name: str, dtype: ir.DataType,
     graph.outputs.append(value)
 
 
-def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
+def find_overflowing_nodes(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
     """Returns the names of the nodes that must stay in float32, by the largest magnitude of each tensor that is not a constant.
 
     A tensor beyond the limit must not be in half precision, so the nodes that write and read it stay in float32. A fused sum

@@ -6,14 +6,16 @@ from typing import Any
 
 from bertserve.service.errors import SHOWN_CHARS, did_you_mean
 
-Document = dict[str, Any]
+JsonObject = dict[str, Any]
 # the names of the two texts of a pair, in this project and in the data sets of GLUE
 PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
+# the keys of each kind of input, in the order in which they are tried; the first key and, for pairs, the second one must exist
+_FORMS = (("choices", "question", "prompt", "context"), *PAIRS, ("question", "context"), ("inputs",), ("text",), ("sentence",), ("tokens",))
 # the keys of a line of data that contain its input
-INPUT_KEYS = frozenset({"inputs", "parameters", "question", "prompt", "context", "choices", "text", "sentence", "tokens"}.union(*PAIRS))
+INPUT_KEYS = frozenset({"parameters"}.union(*_FORMS))
 
 
-def read_input(document: Document) -> Any:
+def read_input(document: JsonObject) -> Any:
     """Returns the input of an object, in the service's format of `inputs`.
 
     Raises:
@@ -31,18 +33,11 @@ def read_input(document: Document) -> Any:
     return document[keys[0]] if len(keys) == 1 else {name: document[name] for name in keys if name in document}
 
 
-def _input_keys(document: Document) -> tuple[str, ...]:
+def _input_keys(document: JsonObject) -> tuple[str, ...]:
     """Returns the keys of the input; `ValueError` as for `read_input`."""
-    if "choices" in document:
-        return ("choices", "question", "prompt", "context")
-    for first, second in PAIRS:
-        if first in document and document.get(second) is not None:
-            return (first, second)
-    if "question" in document:
-        return ("question", "context")
-    for key in ("inputs", "text", "sentence", "tokens"):
-        if key in document:
-            return (key,)
+    for keys in _FORMS:
+        if keys[0] in document and (keys not in PAIRS or document.get(keys[1]) is not None):
+            return keys
     for first, second in PAIRS:
         if first in document:
             raise ValueError(f"it has `{first}`, but no `{second}`.")
@@ -54,7 +49,7 @@ def _input_keys(document: Document) -> tuple[str, ...]:
     )
 
 
-def read_text_list(document: Document, name: str) -> list[str]:
+def read_text_list(document: JsonObject, name: str) -> list[str]:
     """Returns a field that is a list of texts."""
     value = document[name]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -145,18 +145,14 @@ def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
     if not with_table:
         return []
     entries = {(graph.name, entry.up_to): entry for graph in with_table for entry in graph.validation.lengths}
-    # int8 is compared on more texts than other precisions
-    counts: dict[int, dict[str, None]] = {}  # up_to -> distinct numbers of rows, in order
-    for (_, up_to), entry in entries.items():
-        counts.setdefault(up_to, {})[str(entry.rows)] = None
     names = [graph.name for graph in with_table]
     longest = max(graph.validation.longest or 0 for graph in with_table)
     sentence = f" The longest row that was compared has {longest} tokens, and the model takes {max_length}." if longest else ""
-    rows = [
-        [f"up to {up_to}", ", ".join(counts[up_to])]
-        + [f"{e.worst_abs_error:.1e}, {e.worst_rel_error:.1e}" if (e := entries.get((name, up_to))) else "" for name in names]
-        for up_to in sorted(counts)
-    ]
+    rows = []
+    for up_to in sorted({up_to for _, up_to in entries}):
+        counts = sorted({entry.rows for (_, other), entry in entries.items() if other == up_to})  # int8 is compared on more texts
+        cells = [f"{e.worst_abs_error:.1e}, {e.worst_rel_error:.1e}" if (e := entries.get((name, up_to))) else "" for name in names]
+        rows.append([f"up to {up_to}", ", ".join(map(str, counts)), *cells])
     return [
         "### Errors by length",
         "",

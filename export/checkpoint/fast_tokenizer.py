@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.checkpoint.token_types import Template
-from bertserve.export.checkpoint.vocabulary_files import refusal, replace_backend, use_vocabulary_files
+from bertserve.export.checkpoint.vocabulary_files import describe_missing_vocabulary, replace_backend, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
@@ -49,7 +49,9 @@ def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any
             raise
         else:
             # the reasons of transformers mislead: a SentencePiece model that it cannot read is a file of tiktoken for it, for example
-            raise CheckpointError(refusal(source, "its other files are missing, damaged, or not supported for its class")) from error
+            raise CheckpointError(
+                describe_missing_vocabulary(source, "its other files are missing, damaged, or not supported for its class")
+            ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
     if tokenizer.split_special_tokens:

@@ -26,7 +26,7 @@ from bertserve.export.checkpoint.sentence_transformers import (
     read_transformer_settings,
 )
 from bertserve.export.checkpoint.source import SourceFiles, find_card, find_source, read_with_transformers
-from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, is_pairs_only, read_activation, read_labels
+from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import Template, choose_token_types, type_templates
 from bertserve.export.checkpoint.weights import load_model
 from bertserve.export.errors import CheckpointError
@@ -87,17 +87,19 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
         defaults = {} if options.combine is None else {"default_layers": numbers, "combine": options.combine}
         embedding = embedding.model_copy(update={"layers": graph_layers} | defaults)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
-    single, pair, token_types = _templates(files, task, model, tokenizer, options)
+    head_labels, export_task = fixed_labels(model), EXPORT_TASKS[task]
+    pairs_only = head_labels is not None and export_task.takes_pairs  # these classifiers score the relation of two texts
+    requires_pair = export_task.needs_pairs or pairs_only
+    single, pair, token_types = _templates(files, task, model, tokenizer, options, requires_pair=requires_pair)
     inputs = signature.model_inputs(model, tokenizer, token_types)
     set_pad_token(source, model, tokenizer, (*single, *(pair or ())))
     # sentence-transformers replaces the tokenizer's limit by its own
     max_length = _usable_length(source, task, model, transformer_settings.max_length or tokenizer.model_max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
-    head_labels, export_task = fixed_labels(model), EXPORT_TASKS[task]
     if export_task.fills_masks and tokenizer.mask_token is None:
         raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
     mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if export_task.fills_masks else None
-    spec = make_tokenizer_spec(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=is_pairs_only(model))
+    spec = make_tokenizer_spec(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=pairs_only)
     card = find_card(files.folder)
     checkpoint = Checkpoint(
         origin=files.origin(card, options.ignored_weights, token_types),
@@ -168,7 +170,7 @@ def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
 
 
 def _templates(
-    files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, options: LoadOptions
+    files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, options: LoadOptions, *, requires_pair: bool
 ) -> tuple[Template, Template | None, TokenTypes | None]:
     """Returns the templates of a text and of a pair, and the token types that the model was trained with, which these have."""
     source, export_task = files.source, EXPORT_TASKS[task]
@@ -186,7 +188,7 @@ def _templates(
         version=None if files.adapter else model.config.transformers_version,  # of an adapter, only the base model's version is known
         requested=options.token_types,
     )
-    return *type_templates(source, model, single, pair, chosen, requires_pair=export_task.needs_pairs or is_pairs_only(model)), chosen
+    return *type_templates(source, model, single, pair, chosen, requires_pair=requires_pair), chosen
 
 
 def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> None:

@@ -32,10 +32,10 @@ _TASKS = {"SEQ_CLS": classify.TASK, "TOKEN_CLS": token_classification.TASK, "QUE
 # Settings of peft 0.21 that can have any value: settings that are read here, or follow from the tensors' names and shapes, and those about
 # the training, which do not affect the trained adapter.
 _FREE_SETTINGS = {
-    *("task_type", "base_model_name_or_path", "revision", "lora_alpha", "r", "rank_pattern", "target_modules", "modules_to_save"),
-    *("auto_mapping", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout"),
-    *("megatron_core", "peft_version", "qalora_group_size", "runtime_config"),
-}
+    "task_type", "base_model_name_or_path", "revision", "lora_alpha", "r", "rank_pattern", "target_modules", "modules_to_save",
+    "auto_mapping", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout",
+    "megatron_core", "peft_version", "qalora_group_size", "runtime_config",
+}  # fmt: skip
 # Settings that affect the merge, with their supported values. All others must be off, because an unknown setting may
 # affect it too; peft writes unused settings as null, false or empty.
 _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {

@@ -80,11 +80,6 @@ def fixed_labels(model: PreTrainedModel) -> tuple[str, ...] | None:
     return next((labels for suffix, labels in FIXED_LABELS.items() if type(model).__name__.endswith(suffix)), None)
 
 
-def is_pairs_only(model: PreTrainedModel) -> bool:
-    """Returns whether a model scores the relation of two texts, so that a single text has no meaning for it."""
-    return type(model).__name__.endswith(("ForNextSentencePrediction", "AlbertForPreTraining"))
-
-
 def read_labels(source: str, config: Any) -> tuple[str, ...]:
     """Returns the names of the labels by id. Numbers and booleans become strings as with Python's `str`, as in the pipeline's results."""
     names = [config.id2label[i] for i in sorted(config.id2label)]
@@ -148,16 +143,16 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
         raise CheckpointError(f"it is a {architectures[0]}, made for {' and '.join(trained_for)}; --task {task_name} does not match it.")
     auto_class = trained_for.get(task_name, auto_class_of(EXPORT_TASKS[task_name]))
     has_decoder = getattr(config, "is_encoder_decoder", False) or any(name.endswith("EncoderModel") for name in architectures)
-    if EXPORT_TASKS[task_name].embeds and has_decoder and config.model_type in class_names(AutoModelForTextEncoding):
+    if EXPORT_TASKS[task_name].embeds and has_decoder and config.model_type in classes_by_model_type(AutoModelForTextEncoding):
         auto_class = AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
-    if config.model_type not in class_names(auto_class):
+    if config.model_type not in classes_by_model_type(auto_class):
         raise CheckpointError(
             f"transformers has no head for {task_name} on a {type(config).__name__} ({architectures or 'no architecture'})."
         )
     return task_name, auto_class
 
 
-def class_names(auto_class: Any) -> Mapping[str, Any]:
+def classes_by_model_type(auto_class: Any) -> Mapping[str, Any]:
     """Returns the names of the classes that an auto class loads, by model type."""
     tables = {name.replace("_", ""): table for name, table in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")}
     return tables[f"{auto_class.__name__.removeprefix('Auto')}MappingNames".upper()]
@@ -178,7 +173,7 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
             # language models ("LMHeadModel") are not plain encoders; XLNet's heads, for example, have other suffixes
             is_named = name.endswith(task.head) and "HeadModel" not in name
             # BART, a text generator, was not made to fill masks, though it can
-            is_mapped = name in class_names(auto_class_of(task)).values() and "ForConditionalGeneration" not in name
+            is_mapped = name in classes_by_model_type(auto_class_of(task)).values() and "ForConditionalGeneration" not in name
             if is_named or is_mapped:
                 return {task.name: auto_class_of(task)}
     return {}

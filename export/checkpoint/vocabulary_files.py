@@ -29,7 +29,7 @@ _SUPPORTED = _MASK_WITH_SPACE | {"Bert", "ConvBert", "DebertaV2", "DistilBert", 
 def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
     """Gives a tokenizer the parts that transformers 4 builds from the vocabulary files in its folder."""
     if type(tokenizer).__name__.removesuffix("Tokenizer") not in _SUPPORTED:
-        raise CheckpointError(refusal(source, f"{type(tokenizer).__name__} cannot be built from vocabulary files"))
+        raise CheckpointError(describe_missing_vocabulary(source, f"{type(tokenizer).__name__} cannot be built from vocabulary files"))
     try:
         extra_tokens = (*_read_extra_tokens(folder), *tokenizer.extra_special_tokens)
         special_ids = None
@@ -37,7 +37,7 @@ def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
             special_ids = tokenizer.all_special_ids
             replace_backend(tokenizer, _convert(tokenizer, folder, extra_tokens))
     except Exception as error:  # conversions raise any error for files that they do not expect
-        raise CheckpointError(refusal(source, f"its other files cannot be converted ({error})")) from error
+        raise CheckpointError(describe_missing_vocabulary(source, f"its other files cannot be converted ({error})")) from error
     if hasattr(tokenizer, "set_src_lang_special_tokens"):
         tokenizer.set_src_lang_special_tokens(tokenizer.src_lang)
 
@@ -47,7 +47,7 @@ def replace_backend(tokenizer: Any, backend: Tokenizer) -> None:
     tokenizer.backend_tokenizer.__setstate__(backend.__getstate__())
 
 
-def refusal(source: str, reason: str) -> str:
+def describe_missing_vocabulary(source: str, reason: str) -> str:
     """Returns the message for a checkpoint that needs a `tokenizer.json`."""
     return (
         f"`{source}` has no `{TOKENIZER_FILE}`, and {reason}; save one with the version of transformers that trained the model, by "

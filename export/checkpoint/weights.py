@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModel, AutoModelForNextSentencePrediction, AutoModelForPreTraining, PreTrainedModel
 
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
-from bertserve.export.checkpoint.task_head import auto_class_of, class_names
+from bertserve.export.checkpoint.task_head import auto_class_of, classes_by_model_type
 from bertserve.export.checkpoint.weight_files import read_pickle
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import EXPORT_TASKS
@@ -117,7 +117,7 @@ def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
     names: set[str] = set()
     config: Any = model.config
     for auto_class in (*map(auto_class_of, EXPORT_TASKS.values()), AutoModelForNextSentencePrediction, AutoModelForPreTraining):
-        if config.model_type not in class_names(auto_class):
+        if config.model_type not in classes_by_model_type(auto_class):
             continue
         try:
             with torch.device("meta"):  # only names are needed

@@ -18,12 +18,12 @@ from onnx_ir.passes import common
 
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files
+from bertserve.service.tasks.decoding import Floats
 
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
 _MAP_LOCK = threading.Lock()  # onnx_ir maps a constant's file at the first access, which must not happen in two threads
 
 MIN_MATRIX_SIDE = 32  # smaller matrices, such as those of a classifier or the float parts of split ones, cost nothing in float
-Floats = NDArray[np.float32]
 
 
 def load(path: Path) -> ir.Model:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from bertserve.export import inference
 from bertserve.export.graph import rewrite
-from bertserve.export.graph.rewrite import Floats, Linear
+from bertserve.export.graph.rewrite import Linear
 from bertserve.export.inference import Feed
 from bertserve.export.progress import parallel_map
+from bertserve.service.tasks.decoding import Floats
 
 ROWS_PER_CHANNEL = 2.1  # sampled rows per channel; GPTQ needs one, and two improve it
 MAX_FLOPS = 1.5e12  # maximum operations of an observation, multiplications plus additions: enough for all texts of small models

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertserve.export.graph.rewrite import Floats
+from bertserve.service.tasks.decoding import Floats
 
 MAX_INT8 = 127
 MAX_INT16 = 2**15 - 1
@@ -37,9 +37,9 @@ def output_scales(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
     return (scales * np.maximum(_largest_pair(weight, quantized_peak) / scales / limit, 1)).astype(np.float32)
 
 
-def _largest_pair(quantized: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
+def _largest_pair(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
     """Returns the largest magnitude of a sum of a pair of products in each column, float32 [outputs]."""
-    products = quantized * quantized_peak[:, None].astype(np.float32)
+    products = weight * quantized_peak[:, None].astype(np.float32)
     if len(products) % 2:
         products = np.concatenate([products, np.zeros_like(products[:1])])
     even, odd = products[::2], products[1::2]

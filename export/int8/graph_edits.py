@@ -13,9 +13,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from bertserve.export.graph import rewrite
-from bertserve.export.graph.rewrite import CONTRIB, Floats, Linear, as_linear, float_array, linear_with_bias, linears_by_input
+from bertserve.export.graph.rewrite import CONTRIB, Linear, as_linear, float_array, linear_with_bias, linears_by_input
 from bertserve.export.int8 import gptq
 from bertserve.export.int8.quantization_params import LayerParams
+from bertserve.service.tasks.decoding import Floats
 
 # Number of hidden units of a feed-forward block, and of input channels of a matrix, that are computed in float. Twice as many were slower,
 # and hardly more accurate (bench/results/2026-11-21-int8-steps.md).

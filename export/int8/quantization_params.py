@@ -16,9 +16,9 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.export.graph.rewrite import Floats
 from bertserve.export.int8.activations import Activations
 from bertserve.export.int8.gptq import factor_hessian, output_blocks, output_scales, round_to_nearest, round_weight
+from bertserve.service.tasks.decoding import Floats
 
 SAMPLE_ROWS = 512  # on which scales are compared, because each candidate runs on them; fewer than twice as many are used
 

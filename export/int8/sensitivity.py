@@ -17,11 +17,12 @@ import onnx_ir as ir
 
 from bertserve.export import inference
 from bertserve.export.graph import rewrite
-from bertserve.export.graph.rewrite import Floats, Linear
+from bertserve.export.graph.rewrite import Linear
 from bertserve.export.inference import Feed
 from bertserve.export.int8.gptq import output_blocks
 from bertserve.export.int8.quantization_params import LayerParams
 from bertserve.export.progress import parallel_map
+from bertserve.service.tasks.decoding import Floats
 
 _PERTURBATION = "/shift"  # end of the name of an input that is added to a layer's output
 FIRST_TEXTS = 8  # a layer whose error on these is not within a factor of four of a limit is not measured on the others

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import package_bundle, workspace
 from bertserve.service.bundle.calibration import Calibration
-from bertserve.service.bundle.files import CARD_FILE, TOKENIZER_FILE, Bundle, load_bundle
+from bertserve.service.bundle.files import CARD_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.sessions import unavailable_reason
@@ -64,14 +63,16 @@ def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path 
         if all(graph.calibration is None for graph in graphs):
             raise ExportError(f"this machine can run no graph of `{bundle.path}`; calibrate it where it is served.")
         manifest = Manifest.model_validate(manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())
-        _link_files(bundle, scratch / "bundle")
+        (scratch / "bundle").mkdir()
+        for name in {TOKENIZER_FILE, *(file.file for graph in graphs for file in graph.files)}:
+            shutil.copyfile(bundle.path / name, scratch / "bundle" / name)
         file = bundle.path / CARD_FILE
         card = file.read_text(encoding="utf-8") if file.exists() else f"# {manifest.name}\n"
         package_bundle(scratch / "bundle", target, bundle_texts(manifest, card), overwrite=overwrite)
     return target
 
 
-def fit_and_test(fitted: Outcomes, tested: Outcomes, graph: str, aims: Sequence[Aim], data_sha256: str) -> Calibration:
+def fit_and_test(fitted: Outcomes, tested: Outcomes, graph_name: str, aims: Sequence[Aim], data_sha256: str) -> Calibration:
     """Returns the calibration of a graph with its thresholds, from the outcomes of the rows that fit it and of those that test it.
 
     Raises:
@@ -82,21 +83,21 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph: str, aims: Sequence[
         correct = part.predictions(IDENTITY).correct
         if correct.all() or not correct.any():
             raise UsageError(
-                f"{graph} predicts {'all' if correct.any() else 'none'} of the examples correctly, so its scores cannot be calibrated; "
-                "give other examples, some of which are difficult."
+                f"{graph_name} predicts {'all' if correct.any() else 'none'} of the examples correctly, so its scores cannot be "
+                "calibrated; give other examples, some of which are difficult."
             )
     parameters = fit(fitted)
     predictions = tested.predictions(parameters)
     before, after = measure(tested.predictions(IDENTITY)), measure(predictions)
     if after.log_loss.value > before.log_loss.value:
         raise ExportError(
-            f"the calibration of {graph} makes the log loss worse: {before.log_loss.value:.4f} becomes {after.log_loss.value:.4f} on the "
-            "examples that did not fit it; check that all examples are from the same source, or give more."
+            f"the calibration of {graph_name} makes the log loss worse: {before.log_loss.value:.4f} becomes {after.log_loss.value:.4f} on "
+            "the examples that did not fit it; check that all examples are from the same source, or give more."
         )
     thresholds = []
     for aim in aims:
         counted = tested.labels if aim.name == "coverage" else None if aim.label is None else [aim.label]
-        thresholds.append(choose_threshold(aim, graph, *(part.predictions(parameters, counted) for part in (fitted, tested))))
+        thresholds.append(choose_threshold(aim, graph_name, *(part.predictions(parameters, counted) for part in (fitted, tested))))
     scores, labels = predictions.scores, predictions.labels
     if tested.method == "per-label":
         labels = labels[scores >= DEFAULT_THRESHOLD]
@@ -121,7 +122,7 @@ def _examples(data: Path, test_data: Path | None, manifest: Manifest) -> tuple[l
     parts = list[list[LabeledRow]]()
     for path in [data] if test_data is None else [data, test_data]:
         rows = read_data(path, manifest)
-        part = [row for row in rows if row.correct is not None]
+        part = [row for row in rows if row.gold is not None]
         if without := len(rows) - len(part):
             log(f"{without} of {len(rows)} lines of `{path}` are left out: they have no correct answer")
         if (count := len({example.text for example in part})) < MIN_EXAMPLES:
@@ -148,13 +149,3 @@ def split(examples: Sequence[LabeledRow]) -> tuple[list[LabeledRow], list[Labele
     for example in sorted((examples[i] for i in order), key=lambda example: example.kind):
         halves[half_of.setdefault(example.text, len(half_of) % 2)].append(example)
     return halves
-
-
-def _link_files(bundle: Bundle, folder: Path) -> None:
-    """Links graphs and tokenizer of a bundle into a new folder, or copies them to another file system."""
-    folder.mkdir()
-    for name in {TOKENIZER_FILE, *(file.file for graph in bundle.manifest.graphs for file in graph.files)}:
-        try:
-            os.link(bundle.path / name, folder / name)
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(bundle.path / name, folder / name)

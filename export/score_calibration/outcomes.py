@@ -91,7 +91,7 @@ class EntityLogits:
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
         """Returns the entities of all texts, or those with some labels."""
         [scale], _ = parameters
-        found, missed = list[tuple[float, bool, int, str]](), 0
+        entities, missed = list[tuple[float, bool, int, str]](), 0
         for example, (input_, rows, expected, words) in enumerate(self.texts):
             scaled = [{name: values * np.float32(scale) for name, values in row.items()} for row in rows]
             spans = set()
@@ -99,10 +99,10 @@ class EntityLogits:
                 label = entity["entity_group"]
                 [span] = widen_to_words([(entity["start"], entity["end"], label)], words)
                 if labels is None or label in labels:
-                    found.append((entity["score"], span in expected and span not in spans, example, label))
+                    entities.append((entity["score"], span in expected and span not in spans, example, label))
                 spans.add(span)
             missed += sum(labels is None or label in labels for *_, label in expected - spans)
-        columns = list(zip(*found, strict=True)) or [()] * 4
+        columns = list(zip(*entities, strict=True)) or [()] * 4
         scores, correct, examples, names = map(np.array, columns, ("f8", "?", "i8", "U"))
         return Predictions(scores, correct, log_losses(scores, correct), examples, names, len(self.texts), missed)
 
@@ -193,7 +193,7 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow])
             )
         try:
             if method == "tags":
-                values.append((example.row.input, served.predict(example.row.input).rows, *example.correct))
+                values.append((example.row.input, served.predict(example.row.input).rows, *example.gold))
             else:
                 values.append(_read_answer(served, example) if method == "answers" else _read_labels(served, example))
         except (BertServeError, ValueError) as error:
@@ -206,7 +206,7 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow])
 
 
 def _read_labels(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
-    labels, correct = served.config.labels, example.correct
+    labels, correct = served.config.labels, example.gold
     by_label = {item["label"]: item["score"] for item in served.predict(example.row.input).result}
     scores = np.array([by_label[label] for label in labels], dtype=np.float32)
     if len(labels) > 1:
@@ -217,7 +217,7 @@ def _read_labels(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
 
 
 def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
-    input_, correct = example.row.input, example.correct
+    input_, correct = example.row.input, example.gold
     changes = {"top_k": 1, "handle_impossible_answer": False}
     answer = served.predict(replace(input_, parameters=input_.parameters.model_copy(update=changes)))
     nothing, best = 0.0, answer.result

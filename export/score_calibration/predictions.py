@@ -100,7 +100,7 @@ def _interval(values: Values, most: float = np.inf) -> Interval:
     return Interval(value=value, low=float(np.clip(low, 0, value)), high=float(np.clip(high, value, most)))
 
 
-def choose_threshold(aim: Aim, graph: str, fitted: Predictions, tested: Predictions) -> Threshold:
+def choose_threshold(aim: Aim, graph_name: str, fitted: Predictions, tested: Predictions) -> Threshold:
     """Returns the threshold of a graph that decides most.
 
     `fitted` are predictions on the examples that fitted the calibration, `tested` those on the test examples.
@@ -110,7 +110,9 @@ def choose_threshold(aim: Aim, graph: str, fitted: Predictions, tested: Predicti
         ExportError: No threshold reaches the aim.
     """
     if not (fitted.correct.any() and tested.correct.any()):
-        raise UsageError(f"`{aim}`: {graph} finds no correct `{aim.label}` in a half of the examples; give more examples with this label.")
+        raise UsageError(
+            f"`{aim}`: {graph_name} finds no correct `{aim.label}` in a half of the examples; give more examples with this label."
+        )
     quantiles = np.quantile(fitted.scores[fitted.correct], np.arange(CANDIDATES) / CANDIDATES, method="lower")
     candidates = np.unique(np.append(quantiles, 0.0))
     if not aim.counts_missed:
@@ -135,7 +137,7 @@ def choose_threshold(aim: Aim, graph: str, fitted: Predictions, tested: Predicti
                 f"add about {2 * more} lines to --data (half of them are for the test), or {more} to --test-data, or choose an easier aim"
             )
         raise ExportError(
-            f"no threshold of {graph} reaches `{aim}`: the closest decides {decided:.1%} with {error:.2%} errors, and the aim is "
+            f"no threshold of {graph_name} reaches `{aim}`: the closest decides {decided:.1%} with {error:.2%} errors, and the aim is "
             f"{aim.max_error:.2%}; {advice}."
         )
     return Threshold(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertserve.export.errors import UsageError
-from bertserve.export.input_fields import Document
+from bertserve.export.input_fields import JsonObject
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import MetricValue, cosine, micro_f1, spearman
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
@@ -20,7 +20,7 @@ from bertserve.service.text.windows import default_stride
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Text = TypeVar("Text")
+TextT = TypeVar("TextT")
 # a text, a pair, or two lists of equal length for an input with several pairs; and options of the Hugging Face tokenizer
 TokenizerCall = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -89,8 +89,8 @@ class ExportTask:
         return [self.text_input(text, tokenizer_spec) for text in (*texts.lines, *texts.passages)]
 
     def make_singles_and_pairs(
-        self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Sequence[tuple[Text, Text]], tokenizer_spec: TokenizerSpec
-    ) -> tuple[list[Text], list[tuple[Text, Text]]]:
+        self, lines: Sequence[TextT], passages: Sequence[TextT], user_pairs: Sequence[tuple[TextT, TextT]], tokenizer_spec: TokenizerSpec
+    ) -> tuple[list[TextT], list[tuple[TextT, TextT]]]:
         """Returns the single texts and the pairs that calibrate and validate int8, from lines, passages and the user's pairs."""
         if not self.needs_pairs and not tokenizer_spec.pairs_only and (not self.takes_pairs or user_pairs or tokenizer_spec.pair is None):
             return [*lines, *passages], list(user_pairs)
@@ -150,7 +150,7 @@ class ExportTask:
             value = micro_f1(*zip(*pairs, strict=True))
         return Agreement(measure=measure, value=value, decisions=0 if value is None else len(pairs), worst=worst)
 
-    def read_gold(self, document: Document, config: ModelConfig) -> Any:
+    def read_gold(self, document: JsonObject, config: ModelConfig) -> Any:
         """Returns the correct answer in a line of data, or None if it has none.
 
         Raises:
@@ -158,7 +158,7 @@ class ExportTask:
         """
         return None
 
-    def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+    def data_parameters(self, line_parameters: Sequence[JsonObject], golds: Sequence[Any]) -> list[JsonObject]:
         """Returns the parameters of the inputs of lines of data, from the lines' own parameters and correct answers."""
         return list(line_parameters)
 

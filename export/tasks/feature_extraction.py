@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bertserve.export.input_fields import Document
+from bertserve.export.input_fields import JsonObject
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
@@ -36,7 +36,7 @@ class _FeatureExtraction(ExportTask):
     def agreement_measure(self, config: ModelConfig) -> Measure:
         return "cosine"
 
-    def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+    def data_parameters(self, line_parameters: Sequence[JsonObject], golds: Sequence[Any]) -> list[JsonObject]:
         # vectors are compared as numbers, even if a line requests another encoding
         return [parameters | {"encoding_format": "float"} for parameters in line_parameters]
 

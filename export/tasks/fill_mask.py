@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from bertserve.export.errors import UsageError
-from bertserve.export.input_fields import Document
+from bertserve.export.input_fields import JsonObject
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import TOP_1, MetricValue
 from bertserve.export.tasks.export_task import ExportTask
@@ -58,7 +58,7 @@ class _FillMask(ExportTask):
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return [candidates[0]["token"] for candidates in _candidates(result)]
 
-    def read_gold(self, document: Document, config: ModelConfig) -> list[str] | None:
+    def read_gold(self, document: JsonObject, config: ModelConfig) -> list[str] | None:
         """Reads `target`: the word of the mask, or a list with one word per mask."""
         target = document.get("target")
         if target is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.input_fields import Document, read_input
+from bertserve.export.input_fields import JsonObject, read_input
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import ACCURACY, MetricValue
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
@@ -81,7 +81,7 @@ class _MultipleChoice(ExportTask):
         # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
         return ([input_.first] * len(input_.choices), list(input_.second_texts)), {}
 
-    def read_gold(self, document: Document, config: ModelConfig) -> int | None:
+    def read_gold(self, document: JsonObject, config: ModelConfig) -> int | None:
         """Reads `label`: the index of the correct choice, or the choice itself."""
         label, inputs = document.get("label"), read_input(document)
         if label is None:

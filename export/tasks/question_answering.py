@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from bertserve.export.input_fields import Document
+from bertserve.export.input_fields import JsonObject
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import EXACT_MATCH, F1, MetricValue, answer_f1, exact_match
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
@@ -71,7 +71,7 @@ class _QuestionAnswering(ExportTask):
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return {name: _best(result)[name] for name in ("answer", "start", "end")}
 
-    def read_gold(self, document: Document, config: ModelConfig) -> list[str] | None:
+    def read_gold(self, document: JsonObject, config: ModelConfig) -> list[str] | None:
         """Reads `answers`: texts, or SQuAD's `{text: [...], answer_start: [...]}`, or a list of `{text}`; empty for no answer."""
         answers = document.get("answers")
         if answers is None:
@@ -83,7 +83,7 @@ class _QuestionAnswering(ExportTask):
             raise ValueError("`answers` must be a list of texts, or SQuAD's {text: [...]}; an empty one means that there is no answer.")
         return [str(text) for text in texts]
 
-    def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+    def data_parameters(self, line_parameters: Sequence[JsonObject], golds: Sequence[Any]) -> list[JsonObject]:
         """Allows "no answer" for all questions if some have no answer, unless a line sets this itself."""
         defaults = {"handle_impossible_answer": True} if [] in golds else {}
         return [defaults | parameters for parameters in line_parameters]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from bertserve.export.input_fields import Document
+from bertserve.export.input_fields import JsonObject
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks import evaluation
 from bertserve.export.tasks.evaluation import ACCURACY, F1, MACRO_F1, MATTHEWS, MEAN_ABSOLUTE_ERROR, MICRO_F1, PEARSON, SPEARMAN
@@ -117,7 +117,7 @@ class _TextClassification(ExportTask):
         # a request may ask for fewer labels; float32 agrees with PyTorch in five digits, and ranks of closer scores are only rounding
         return tuple(float(f"{scores.get(label, 0.0):.5g}") for label in config.labels)
 
-    def read_gold(self, document: Document, config: ModelConfig) -> Any:
+    def read_gold(self, document: JsonObject, config: ModelConfig) -> Any:
         """Reads `label`: a name, an id, a list of these for several labels, or a number for a regression."""
         value = document.get("label")
         if value is None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bertserve.export.input_fields import Document, read_input, read_text_list
+from bertserve.export.input_fields import JsonObject, read_input, read_text_list
 from bertserve.export.tasks.evaluation import ENTITY_F1, MetricValue, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall, window_stride
 from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
@@ -71,7 +71,7 @@ class _TokenClassification(ExportTask):
             TextInput(NAMES_TEXT * 40, TokenClassificationParameters(aggregation_strategy="first", stride=stride)),
         ]
 
-    def read_gold(self, document: Document, config: ModelConfig) -> Entities | None:
+    def read_gold(self, document: JsonObject, config: ModelConfig) -> Entities | None:
         """Reads `entities`, a list of `{start, end, label}`, or `tags`, one per item of `tokens`."""
         if document.get("entities") is not None:
             try:
@@ -90,7 +90,7 @@ class _TokenClassification(ExportTask):
         tag_of = dict(zip(spellings, read_tags(spellings) or spellings, strict=True))
         return spans_of_tags([tag_of[tag] for tag in tags], offsets), offsets
 
-    def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+    def data_parameters(self, line_parameters: Sequence[JsonObject], golds: Sequence[Any]) -> list[JsonObject]:
         """Extends entities to whole words if correct answers are given by word, unless a line sets this itself."""
         return [
             {"aggregation_strategy": "first"} | parameters if gold is not None and gold[1] else parameters

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.export.errors import UsageError
-from bertserve.export.input_fields import Document, read_input
+from bertserve.export.input_fields import JsonObject, read_input
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.served_graph import read_body
 from bertserve.service.bundle.manifest import Manifest
@@ -25,10 +25,10 @@ _FORMAT = (
 
 @dataclass(frozen=True)
 class LabeledRow:
-    """A row of data with its input, and its correct answer as read by its task, or None."""
+    """A row of data with its input, and its correct answer (gold) as read by its task, or None."""
 
     row: Row
-    correct: Any
+    gold: Any
 
     @property
     def text(self) -> str:
@@ -38,8 +38,8 @@ class LabeledRow:
     @property
     def kind(self) -> str:
         """Its labels, or whether there is any entity or answer; halves of the data have equal shares of each kind."""
-        correct = self.correct[0] if isinstance(self.correct, tuple) else self.correct  # entities come with the words that they consist of
-        return repr(sorted(correct)) if isinstance(correct, frozenset) else repr(bool(correct))
+        gold = self.gold[0] if isinstance(self.gold, tuple) else self.gold  # entities come with the words that they consist of
+        return repr(sorted(gold)) if isinstance(gold, frozenset) else repr(bool(gold))
 
 
 def read_data(path: Path, manifest: Manifest) -> list[LabeledRow]:
@@ -48,7 +48,7 @@ def read_data(path: Path, manifest: Manifest) -> list[LabeledRow]:
     Raises:
         UsageError: The file cannot be read, or a line is invalid; the message has its number.
     """
-    task, parameters, golds = EXPORT_TASKS[manifest.task], list[Document](), list[Any]()
+    task, parameters, golds = EXPORT_TASKS[manifest.task], list[JsonObject](), list[Any]()
     try:
         rows = list(read_json_lines(path, ()))
     except OSError as error:

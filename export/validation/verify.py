@@ -54,11 +54,6 @@ class VerifyOptions:
     update: bool = False
     int8_validation: Path | None = None
 
-    def chooses(self, graph: GraphSpec) -> bool:
-        """Returns whether a graph is to be checked."""
-        has_provider = self.providers is None or graph.provider in self.providers
-        return has_provider and (self.precisions is None or graph.precision in self.precisions)
-
 
 @dataclass(frozen=True)
 class VerifyReport:
@@ -113,7 +108,8 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
     graphs = bundle.manifest.graphs
     report.add("files", True, f"the digests of the tokenizer and {plural(len(graphs), 'graph')} match the manifest")
     rows = [] if options.data is None else _read_data(options.data, options, bundle.manifest, report)
-    chosen_graphs = [graph for graph in graphs if options.chooses(graph)]
+    chosen_graphs = [graph for graph in graphs if options.providers is None or graph.provider in options.providers]
+    chosen_graphs = [graph for graph in chosen_graphs if options.precisions is None or graph.precision in options.precisions]
     chosen_names = {name for graph in chosen_graphs for name in (graph.provider, graph.precision)}
     if missing := {*(options.providers or ()), *(options.precisions or ())} - chosen_names:
         existing = ", ".join(graph.name for graph in graphs)
@@ -206,8 +202,7 @@ def _find_fp32(bundle: Bundle, tokenizer: Tokenizer, graphs: Sequence[ServedGrap
     for graph in bundle.manifest.graphs:
         if graph.precision == "fp32":
             with suppress(BertServeError):
-                provider = "cpu" if unavailable_reason(graph.provider) else graph.provider
-                return open_graph(bundle.path, graph, tokenizer, bundle.manifest, provider)
+                return open_graph(bundle.path, graph, tokenizer, bundle.manifest)
     return None
 
 
@@ -271,7 +266,7 @@ def _check_data(comparison: Comparison, rows: Sequence[LabeledRow], options: Ver
     elif not reference.name or served.graph.precision != "fp32":
         detail = "not compared, because there is no other fp32 graph to compare with; give --checkpoint"
         report.add_value(name, None, options.min_agreement, detail, metrics)
-    labeled = [(i, row.correct) for i, row in enumerate(rows, reference.fixed_count) if row.correct is not None]
+    labeled = [(i, row.gold) for i, row in enumerate(rows, reference.fixed_count) if row.gold is not None]
 
     def compute_metrics(results: Sequence[Any]) -> Mapping[str, MetricValue]:
         if not labeled or not results:
@@ -297,7 +292,7 @@ def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: V
     """
     task = EXPORT_TASKS[manifest.task]
     rows = read_data(path, manifest)
-    labeled = sum(row.correct is not None for row in rows)
+    labeled = sum(row.gold is not None for row in rows)
     detail, passed = plural(len(rows), "line"), None
     if task.gold_keys:
         detail += f", {labeled} with a correct answer ({' or '.join(f'`{key}`' for key in task.gold_keys)})"

@@ -117,7 +117,6 @@ def test_the_calibration_is_printed_and_in_the_card(calibrated: Calibrated) -> N
 
 
 def test_a_calibrated_bundle_is_a_sound_copy_with_another_version(calibrated: Calibrated) -> None:
-    assert (calibrated.source / FP32).samefile(calibrated.path / FP32)
     assert load_bundle(calibrated.source).version != load_bundle(calibrated.path).version
     assert 0 == cli.main(["verify", str(calibrated.path)])
 
@@ -210,7 +209,7 @@ def test_both_halves_have_the_same_share_of_each_label() -> None:
 
     assert halves == split(examples)
     for label, count in counts.items():
-        assert {count // 2, count - count // 2} == {sum(example.correct == {label} for example in half) for half in halves}
+        assert {count // 2, count - count // 2} == {sum(example.gold == {label} for example in half) for half in halves}
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "none"])

@@ -202,7 +202,7 @@ def test_writers_and_readers_of_a_large_tensor_stay_in_float32() -> None:
     limit = gpu.MAX_FP16_MAGNITUDE
     peaks = dict.fromkeys("xcfg", 1.0) | {"a": 0.0, "b": limit * 1.01, "d": limit * 0.6, "e": limit * 0.6, "h": float("nan"), "i": limit}
 
-    assert {"constant", "writer", "reader", "sum", "not_finite"} == gpu.overflowing(model, peaks)
+    assert {"constant", "writer", "reader", "sum", "not_finite"} == gpu.find_overflowing_nodes(model, peaks)
 
 
 @pytest.mark.parametrize("max_length", [20, 512, 8192])
