@@ -86,7 +86,7 @@ def parse_url(url: str) -> Address:
     """Parses `http://HOST[:PORT]/PATH`, or the same with https; raises BenchError for other texts."""
     with suppress(ValueError):  # the port is not a number, or a bracket is not closed
         parts = urlsplit(url)
-        # a password would stand in the report, and a fragment is not sent
+        # a password would appear in the report, and a fragment is never sent
         is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and "#" not in url
         if is_whole and url.isascii() and not any(c.isspace() for c in url):
             tls = parts.scheme == "https"

@@ -114,6 +114,7 @@ def _score(command: Score) -> int:
         if output.exists():  # not after Ctrl-C
             with output.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.flush()  # here, so that a closed pipe is an error of this command
     return code
 
 
