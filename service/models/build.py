@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve.loading")
 
 
-TICK_S = 1.0
+TICK_S = 1.0  # one second, because `check_hung_runs` counts ticks as seconds
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bertserve")
 
-TICK_S = 0.5  # between two calls of `beat`
+BEAT_INTERVAL_S = 0.5  # between two calls of `beat`
 # Open files: more than one process can serve as connections. Some systems allow a billion, and libraries may visit each possible number.
 MAX_FILES = 2**16
 LAST_RESPONSES_S = 5  # for clients to read them, after the scheduler has stopped
@@ -230,7 +230,7 @@ class Server(uvicorn.Server):
         while True:
             self._beat()
             self.should_exit |= self._state.scheduler.failure is not None
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(BEAT_INTERVAL_S)
 
     def _start_reload(self) -> None:
         self._state.auth.reload()
