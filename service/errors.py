@@ -221,7 +221,7 @@ class RefusedError(BertServeError):
     """The queue is full, or another limit is reached for now.
 
     Attributes:
-        reason: `queue_full` or `deadline`, which are labels of the refusal metric.
+        reason: `queue_full` or `deadline`, which are labels of the refusal metric, or `key`.
         retry_after_s: Predicted seconds until the same request would be admitted.
     """
 

@@ -248,6 +248,9 @@ class Settings(ModelSettings, AddressSettings):
         description="Processes that share the port; --threads and --max-queue-tokens are divided among them, and each loads every model.",
     )
     max_concurrent: int = Field(1024, ge=1, description="Maximum open requests to models per worker; more get 503.")
+    max_concurrent_per_key: int | None = Field(
+        None, ge=1, description="Maximum open requests to models per API key and worker; more get 429 (default: no limit)."
+    )
     max_stream_requests: int = Field(32, ge=1, le=4096, description="Maximum lines of one JSON Lines stream in progress.")
     timeout_ms: int = Field(30000, ge=1, description="Default deadline in ms: all inputs of a request must have started by then.")
     max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline in ms that `x-request-timeout-ms` can set.")
@@ -304,6 +307,8 @@ class Settings(ModelSettings, AddressSettings):
         for name in ("public_health", "public_metrics"):
             if self.api_key_file is None and not getattr(self, name):
                 raise ValueError(f"{_flag('no_' + name)} has no effect without --api-key-file; give that too")
+        if self.api_key_file is None and self.max_concurrent_per_key is not None:
+            raise ValueError("--max-concurrent-per-key has no effect without --api-key-file; give that too")
         return self
 
 

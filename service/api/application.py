@@ -11,6 +11,7 @@ import logging
 import random
 import re
 import time
+from collections import Counter
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from bertserve.service.errors import (
     InvalidValueError,
     MalformedRequestError,
     NotFoundError,
+    RefusedError,
     UnavailableError,
 )
 from bertserve.service.metrics import UNKNOWN
@@ -74,6 +76,7 @@ class Application:
         self._turns = asyncio.Lock()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
         self._open = 0  # requests to models without a complete response
+        self._open_by_key: Counter[str | None] = Counter()  # the same by the name of the key
         self._app: ASGIApp = self._respond
         # outside of the check of keys, because a browser sends its preflight request without a key
         if origins := state.settings.cors_origin:
@@ -180,7 +183,17 @@ class Application:
             raise UnavailableError(
                 "{count} requests are open, and --max-concurrent allows no more; send it again, or to another replica.", count=self._open
             )
+        max_per_key = state.settings.max_concurrent_per_key
+        if max_per_key is not None and self._open_by_key[request.key] >= max_per_key:
+            raise RefusedError(
+                "the key `{key}` has {count} open requests, and --max-concurrent-per-key allows no more; send it again after an answer.",
+                key=request.key,
+                count=max_per_key,
+                reason="key",
+                retry_after_s=1,
+            )
         self._open += 1
+        self._open_by_key[request.key] += 1
         try:
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             is_stream = route.streams and content_type in MEDIA_TYPES
@@ -211,6 +224,7 @@ class Application:
             await send({"type": "http.response.body", "body": body + tail})
         finally:
             self._open -= 1
+            self._open_by_key[request.key] -= 1
 
     def _parse_timeout(self, header: bytes) -> float:
         """Returns the seconds in the header with the deadline.

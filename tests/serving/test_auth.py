@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app_client import error_of, fake_service, keys, play, posting, serving, state_of
+from app_client import error_of, fake_service, keys, play, posting, serving, state_of, until_queued
 from bertserve.service import cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
@@ -64,6 +64,25 @@ async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
         page = (await client.get("/metrics")).text
     counts = re.findall(r'bertserve_key_requests_total{key="(.+)",status="(.+)"} (.+)', page)
     assert [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")] == sorted(counts)
+
+
+async def test_a_key_with_too_many_open_requests_is_refused_and_other_keys_are_not(models: Path) -> None:
+    """A stream counts as one request."""
+    engine, auth = FakeEngine(), Authenticator(keys(models.parent, "swordfish", "trident"))
+    body, other = {"json": {"inputs": "good"}}, {"authorization": "Bearer trident"}
+    lines = {"content": b'{"inputs": "good"}\n' * 3, "headers": KEY | {"content-type": "application/x-ndjson"}}
+    service = fake_service(models, engine, api_key_file=models.parent / "keys", max_concurrent_per_key=1)
+    async with serving(service, auth) as client:
+        engine.gate.clear()
+        running = [asyncio.ensure_future(client.post("/classify", **request)) for request in (lines, body | {"headers": other})]
+        await until_queued(service, 3)
+        refusal = await client.post("/classify", headers=KEY, **body)
+        error_of(refusal, 429, "overloaded")
+        assert "1" == refusal.headers["retry-after"]
+        engine.gate.set()
+        assert [200, 200] == [answer.status_code for answer in await asyncio.gather(*running)]
+        assert 200 == (await client.post("/classify", headers=KEY, **body)).status_code
+        assert 1 == metric((await client.get("/metrics")).text, "key_requests_total", key="line-1", status="429")
 
 
 async def test_a_key_without_admin_rights_has_its_name_in_log_and_metrics(models: Path, caplog: pytest.LogCaptureFixture) -> None:

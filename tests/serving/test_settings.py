@@ -95,6 +95,7 @@ def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: s
     [
         ("--timeout-ms 9 --max-timeout-ms 8", ("--timeout-ms is 9", "--max-timeout-ms", "8")),
         ("--max-chars 2000 --max-body-bytes 1999", ("--max-chars is 2000", "--max-body-bytes", "1999")),
+        ("--max-concurrent-per-key 2", ("--api-key-file",)),
         ("--no-public-health", ("--api-key-file",)),
         ("--no-public-metrics", ("--api-key-file",)),
         ("--tls-cert=a.pem", ("--tls-cert", "--tls-key")),
