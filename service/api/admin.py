@@ -113,6 +113,7 @@ def _add_models(probe_routes: APIRouter, key_routes: APIRouter, state: AppState)
 
 
 def _add_changes(admin_routes: APIRouter, state: AppState) -> None:
+    @admin_routes.post(f"{_NAMED}/reload", summary="Load or reload a model from its folder (admin key)")
     @admin_routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
     async def load(name: str, request: Request) -> Response:
         return _json(_describe(state, await _audit(state, request.scope, name, state.reloader.load)))

@@ -190,7 +190,14 @@ def test_responses_pass_unchanged(client: httpx.Client) -> None:
 
 @through_proxies
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/metrics"), ("GET", "/%6detrics"), ("POST", "/models/tiny/unload"), ("POST", "/models/tiny/%75nload")]
+    ("method", "path"),
+    [
+        ("GET", "/metrics"),
+        ("GET", "/%6detrics"),
+        ("POST", "/models/tiny/unload"),
+        ("POST", "/models/tiny/%75nload"),
+        ("POST", "/models/tiny/reload"),
+    ],
 )
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
 def test_paths_that_affect_only_one_replica_are_refused(client: httpx.Client, method: str, path: str, kind: str) -> None:
