@@ -26,8 +26,8 @@ from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError
 from bertserve.service.tasks.body import TRUSTED_LIMITS
-from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import parse_json, requested_task, validate_as
+from bertserve.service.tasks.catalog import TASKS, requested_task
+from bertserve.service.tasks.reading import parse_json, validate_as
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 

@@ -20,8 +20,8 @@ from bertserve.bench import BenchError, workloads
 from bertserve.service.errors import CallerError
 from bertserve.service.tasks import attention, fill_mask, multiple_choice, question_answering, rerank, similarity, zero_shot
 from bertserve.service.tasks.body import TRUSTED_LIMITS
-from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import requested_task, validate_as
+from bertserve.service.tasks.catalog import TASKS, requested_task
+from bertserve.service.tasks.reading import validate_as
 
 OK = 200
 _REQUIRED_KEYS = {"name", "version", "provider", "precision"}  # without these it is another server's answer

@@ -55,6 +55,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def quote_names(names: Iterable[str]) -> str:
+    """Returns names for a message, or `none`."""
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
 def install_command(*extras: str) -> str:
     """Returns the command that installs extras, from the folder or wheel of this installation, or from a clone in the working directory.
 

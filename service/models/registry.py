@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -18,11 +18,11 @@ from bertserve.service.errors import (
     SettingsError,
     describe_validation_error,
     did_you_mean,
+    quote_names,
 )
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
-from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import requested_task
+from bertserve.service.tasks.catalog import TASKS, requested_task
 
 logger = logging.getLogger("bertserve.loading")
 
@@ -57,7 +57,7 @@ def _configured_defaults(settings: Settings, models: Sequence[Model], broken: Ma
             if name not in able:
                 raise SettingsError(
                     f"{origin} makes `{name}` the default for `{key}`, but no model of that name is loaded for that task; loaded are "
-                    f"{_quoted(able)}. Fix it, or {use_flag}."
+                    f"{quote_names(able)}. Fix it, or {use_flag}."
                 )
             chosen[spec.name] = name, origin
     return {task: name for task, (name, _) in chosen.items()}
@@ -103,7 +103,7 @@ class Registry:
         self._allow_implicit_default = settings.allow_implicit_default
         self.defaults = self._choose({})
         if ambiguous := self._ambiguous_tasks():
-            which = "; ".join(f"/{TASKS[task].path} ({_quoted(names)})" for task, names in ambiguous.items())
+            which = "; ".join(f"/{TASKS[task].path} ({quote_names(names)})" for task, names in ambiguous.items())
             flag = ",".join(f"{TASKS[task].path}=NAME" for task in ambiguous)
             raise SettingsError(
                 f"several models can answer {which}; choose the default with --default {flag}, or allow the first "
@@ -137,7 +137,7 @@ class Registry:
         for task, spec in TASKS.items():
             old, new = before.get(task), self.defaults.get(task)
             if old != new or task in ambiguous:
-                able = _quoted(self._candidates(task))
+                able = quote_names(self._candidates(task))
                 logger.warning(
                     "the default model of /%s is %s (before: %s); --default can choose %s", spec.path, new or "none", old or "none", able
                 )
@@ -166,7 +166,7 @@ class Registry:
             NotFoundError: There is no such model; the message names the most similar one.
         """
         if (model := self.models.get(name)) is None:
-            hint = did_you_mean(name, self.models, f"loaded are: {_quoted(self.models)}.")
+            hint = did_you_mean(name, self.models, f"loaded are: {quote_names(self.models)}.")
             raise NotFoundError("no model `{name}` is loaded; {hint}", name=CallerValue(name), hint=hint)
         return model
 
@@ -185,7 +185,7 @@ class Registry:
                 "or ask the operator to load one; loaded are: {models}.",
                 task=task,
                 requirement=_requirement(task),
-                able=_quoted(self._candidates(task)),
+                able=quote_names(self._candidates(task)),
                 models=", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none",
             )
         model = self.get(name)
@@ -195,10 +195,10 @@ class Registry:
                 "Models for {task}: {able}. Send a POST to /models/{model} for {own_task}.",
                 model=name,
                 own_task=model.task,
-                labels=shorten(_quoted(model.bundle.manifest.labels), 300, placeholder=" ..."),
+                labels=shorten(quote_names(model.bundle.manifest.labels), 300, placeholder=" ..."),
                 task=task,
                 requirement=_requirement(task),
-                able=_quoted(self._candidates(task)),
+                able=quote_names(self._candidates(task)),
             )
         return model
 
@@ -218,7 +218,3 @@ def _requirement(task: str) -> str:
     base, derivation = _base(task), TASKS[task].derivation
     kind = f"a model for {base}" if base else "a model"
     return f"{kind} with {derivation.needs}" if derivation and derivation.needs else kind
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "none"

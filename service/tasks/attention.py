@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from bertserve.service.errors import CallerValue, InvalidValueError
-from bertserve.service.tasks.body import ClosedModel, Indices, TaskBody, body_config, defaults
+from bertserve.service.tasks.body import ClosedModel, Indices, TaskBody, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput, copy_outputs, too_long_error
@@ -118,7 +118,7 @@ class AttentionBody(TaskBody):
         Raises:
             InvalidValueError: The model lacks a layer or head, or one is named twice.
         """
-        maps = select_maps(self.parameters or defaults(AttentionParameters), config.attention_heads)
+        maps = select_maps(self.options, config.attention_heads)
         return [TextInput(item, maps) if isinstance(item, str) else TextInput(item.text, maps, item.text_pair) for item in self.items]
 
 
@@ -145,7 +145,7 @@ SPEC = TaskSpec(
     function=show_attention,
     derivation=Derivation(
         base=None,
-        compatible=lambda config: bool(config.attention_heads),
+        compatible=lambda manifest: bool(manifest.attention_heads),
         needs="attention in its graphs; export it with `--attentions`",
         discriminator=("parameters", "output_attentions"),
     ),

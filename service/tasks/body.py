@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -95,12 +95,8 @@ class ClosedModel(BaseModel):
         return value
 
 
-P = TypeVar("P", bound=ClosedModel)
-
-
 @functools.cache
-def defaults(model_type: type[P]) -> P:
-    """Returns parameters of a class with all defaults; they are frozen, so all requests share them."""
+def _defaults(model_type: type[ClosedModel]) -> ClosedModel:
     return model_type()
 
 
@@ -138,6 +134,11 @@ class TaskBody(BaseModel):
         assert isinstance(extra, dict), "each body has an example"
         (body,) = cast("list[dict[str, Any]]", extra["examples"])
         return body
+
+    @property
+    def options(self) -> Any:
+        """The `parameters`, or their defaults, which are frozen, so all requests share them."""
+        return self.parameters or _defaults(self.parameters_type)
 
     @property
     def items(self) -> Sequence[Any]:

@@ -1,8 +1,9 @@
-"""The list of all tasks. A new task needs its import and its entry here."""
+"""The list of all tasks, and the tasks of a bundle and of a body. A new task needs its import and its entry here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
@@ -62,3 +63,18 @@ def tasks_of(manifest: Manifest) -> tuple[str, ...]:
         if spec.derivation is not None and spec.derivation.base in (None, manifest.task) and spec.derivation.compatible(manifest)
     )
     return (manifest.task, *derived)
+
+
+def requested_task(task: str, value: Any) -> str:
+    """Returns the task that a body requests, by default the model's own; `value` is its JSON, which can also be invalid."""
+    derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
+    return next((name for name, derivation in derived if derivation.base in (None, task) and _has(value, derivation.discriminator)), task)
+
+
+def _has(value: Any, keys: tuple[str, ...]) -> bool:
+    """Returns whether an object has a path of nested keys."""
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True

@@ -27,7 +27,6 @@ from bertserve.service.tasks.body import (
     TaskBody,
     Text,
     body_config,
-    defaults,
     lower,
     one_of,
 )
@@ -221,7 +220,7 @@ class ClassifyBody(TaskBody):
         Raises:
             InvalidValueError: `offset_unit` is set without `explain`, or `stride` without `window`.
         """
-        parameters = self.parameters or defaults(ClassifyParameters)
+        parameters: ClassifyParameters = self.options
         if parameters.stride is not None and parameters.window is None:
             raise InvalidValueError("`stride` needs `window`; set `window` to `mean` or `max`, or remove `stride`.")
         if parameters.offset_unit is not None and not parameters.explain:
@@ -232,12 +231,12 @@ class ClassifyBody(TaskBody):
         ]
 
 
-def _has_one_label(input_: TextInput[ClassifyParameters], config: ModelConfig) -> bool:
+def _has_one_label(input_: TextInput[ClassifyParameters], manifest: Manifest) -> bool:
     parameters = input_.parameters
     if parameters.explain or parameters.decide or parameters.top_k not in (None, 1):
         return False
-    function = parameters.function_to_apply or config.activation
-    return len(config.labels) == 1 or function == "softmax" or (function == "none" and config.activation == "softmax")
+    function = parameters.function_to_apply or manifest.activation
+    return len(manifest.labels) == 1 or function == "softmax" or (function == "none" and manifest.activation == "softmax")
 
 
 def _explanation_bytes(input_: TextInput[ClassifyParameters], length: int) -> int:

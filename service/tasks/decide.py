@@ -12,9 +12,9 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks.body import NUMBER_TAG, OBJECT_TAG, ClosedModel, one_of
-from bertserve.service.tasks.body_errors import check_names
 from bertserve.service.tasks.cost import text_bytes
 from bertserve.service.tasks.decoding import Floats, Link, apply_calibration, best_first
+from bertserve.service.tasks.reading import check_names
 from bertserve.service.tasks.step import TaskModel
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
-from bertserve.service.errors import CallerValue, InvalidValueError
+from bertserve.service.errors import CallerValue, InvalidValueError, quote_names
 from bertserve.service.tasks.body import (
     LIST_TAG,
     TEXT_TAG,
@@ -156,10 +156,8 @@ def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: Mode
         )
     name = embedding.default_prompt if parameters.prompt_name is None else parameters.prompt_name
     if name is not None and name not in embedding.prompts:
-        prompts = ", ".join(f"`{prompt}`" for prompt in embedding.prompts)
-        raise InvalidValueError(
-            "unknown prompt `{name}`; this model has {known}.", name=CallerValue(name), known=prompts or "none, so remove `prompt_name`"
-        )
+        known = quote_names(embedding.prompts) if embedding.prompts else "none, so remove `prompt_name`"
+        raise InvalidValueError("unknown prompt `{name}`; this model has {known}.", name=CallerValue(name), known=known)
     dimensions = None if embedding.truncate_dim is None or pooling == "none" else min(embedding.truncate_dim, width)
     model_defaults = {"pooling": pooling, "normalize": embedding.normalize, "dimensions": dimensions, "combine": combine}
     parameters = parameters.model_copy(

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.graph_spec import TOP_LOG_PROBS_OUTPUT, TOP_TOKENS, TOP_TOKENS_OUTPUT, Outputs
 from bertserve.service.errors import InvalidParameterError, InvalidValueError
-from bertserve.service.tasks.body import MAX_TOP_K, ClosedModel, TaskBody, TextOrTexts, body_config, defaults
+from bertserve.service.tasks.body import MAX_TOP_K, ClosedModel, TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.cost import TEXT_CHARS, candidates_cost
 from bertserve.service.tasks.decoding import activate, best_tokens
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, fill_jointly, slots_of
@@ -208,7 +208,7 @@ class FillMaskBody(TaskBody):
         Raises:
             InvalidValueError: `beam` is given without `joint`.
         """
-        parameters = self.parameters or defaults(FillMaskParameters)
+        parameters: FillMaskParameters = self.options
         if parameters.beam is not None and not parameters.joint:
             raise InvalidValueError("`beam` needs `joint`; set `joint` to true, or remove `beam`.")
         if not parameters.targets or not self.items:

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.tasks.body import LIST_LIMIT, LIST_TAG, OBJECT_TAG, ClosedModel, TaskBody, body_config, defaults, one_of
+from bertserve.service.tasks.body import LIST_LIMIT, LIST_TAG, OBJECT_TAG, ClosedModel, TaskBody, body_config, one_of
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, encode_pairs
@@ -120,7 +120,7 @@ class MultipleChoiceBody(TaskBody):
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per question."""
-        parameters = self.parameters or defaults(MultipleChoiceParameters)
+        parameters: MultipleChoiceParameters = self.options
         # an empty context counts as missing, as in CSV files
         return [
             MultipleChoiceInput(item.question or item.prompt or "", tuple(item.choices), item.context or None, parameters)

@@ -28,7 +28,6 @@ from bertserve.service.tasks.body import (
     OffsetUnit,
     TaskBody,
     body_config,
-    defaults,
     lower,
     one_of,
 )
@@ -253,7 +252,7 @@ class QuestionAnsweringBody(TaskBody):
         Raises:
             InvalidValueError: `explain` is combined with summed scores.
         """
-        parameters = self.parameters or defaults(QuestionAnsweringParameters)
+        parameters: QuestionAnsweringParameters = self.options
         if parameters.explain and parameters.duplicates == "sum":
             raise InvalidValueError(
                 "`explain` cannot be combined with `duplicates` set to `sum`, which adds up the scores of several "

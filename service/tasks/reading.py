@@ -1,27 +1,47 @@
-"""Reads a request body: finds its task, checks limits, and turns pydantic's errors into one sentence each."""
+"""Reads a request body: checks its fields and limits, and turns pydantic's errors into one sentence each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError, requirement
-from bertserve.service.tasks.body import TAGS, ClosedModel, Limits, TaskBody, field_names
-from bertserve.service.tasks.body_errors import (
-    check_fields,
-    invalid_json_error,
-    not_an_object_error,
-    unknown_name_error,
-    unknown_within_error,
+from bertserve.service.errors import (
+    CallerValue,
+    InvalidValueError,
+    MalformedRequestError,
+    TooLargeError,
+    did_you_mean,
+    quote_names,
+    requirement,
 )
-from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.body import TAGS, ClosedModel, Limits, TaskBody, field_names
 from bertserve.service.tasks.json_text import parse
 
 _SHOWN_CHARS = 40  # characters of a wrong value that a message shows
+# Fields that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
+IGNORED_FIELDS: Mapping[str, Sequence[Any] | None] = {
+    "options": None,  # the Inference API sends it; `IGNORED_OPTIONS` are its names
+    "use_cache": None,
+    "wait_for_model": None,
+    "user": None,  # the name of the end user, in the OpenAI API
+    "stream": (False, None),  # answers are not streamed
+    "encoding_format": ("float", None),  # only vectors have other formats
+}
+# Names in `options` of the Inference API and its clients. They are about waiting for a model and about caches.
+IGNORED_OPTIONS = (
+    "use_cache",
+    "wait_for_model",
+    "use_gpu",
+    "dont_load_model",
+    "retry_on_error",
+    "includeCredentials",
+    "taskHint",
+    "signal",
+)
 
 B = TypeVar("B", bound=TaskBody)
 C = TypeVar("C", bound=ClosedModel)
@@ -49,7 +69,12 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
         # not `model_validate_json`, which creates Python objects for each Python validator, and again for the error
         return parse(raw)
     except ValueError as error:
-        raise invalid_json_error(raw, str(error), body) from error
+        # in a document of one line, the line number has no meaning: it can be any line of JSON Lines
+        problem = str(error) if b"\n" in raw.strip() else str(error).replace(" at line 1 column ", " at column ")
+        example = "" if body is None else f", such as {json.dumps(body.example())}"
+        raise MalformedRequestError(
+            "the body is not valid JSON: {problem}; send JSON{example}.", problem=problem, example=example
+        ) from error
 
 
 def read_protocol(body_type: type[C], raw: bytes, example: Mapping[str, Any]) -> C:
@@ -63,26 +88,7 @@ def read_protocol(body_type: type[C], raw: bytes, example: Mapping[str, Any]) ->
     try:
         return body_type.model_validate(parse_json(raw))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["type"] == "unknown_name":
-            holder = f"`{_path_in_body(first['loc'])}`" if first["loc"] else "the body"
-            raise unknown_name_error(first["ctx"]["name"], holder, first["ctx"]["known"]) from error
-        raise _wrong_value_error(first, example) from error
-
-
-def requested_task(task: str, value: Any) -> str:
-    """Returns the task that a body requests, by default the model's own. `validate_as` reports a body that is not an object."""
-    derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
-    return next((name for name, derivation in derived if derivation.base in (None, task) and _has(value, derivation.discriminator)), task)
-
-
-def _has(value: Any, keys: tuple[str, ...]) -> bool:
-    """Returns whether an object has a path of nested keys."""
-    for key in keys:
-        if not isinstance(value, dict) or key not in value:
-            return False
-        value = value[key]
-    return True
+        raise _translate(error, example) from error
 
 
 def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
@@ -93,13 +99,13 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
         TooLargeError: A list or a text exceeds its limit.
     """
     if not isinstance(value, dict):
-        raise not_an_object_error(value, body_type)
+        raise _not_an_object_error(value, body_type)
     if not value.keys() <= field_names(body_type):
-        check_fields(value, body_type)
+        _check_fields(value, body_type)
     try:
         body = body_type.model_validate(value)
     except ValidationError as validation_error:
-        raise _translate(validation_error, body_type) from validation_error
+        raise _translate(validation_error, body_type.example(), body_type) from validation_error
     if body.count > limits.max_inputs:
         raise TooLargeError(
             "the request has {count} inputs, counting each label, choice, sentence and ranked text, and {max_inputs} are allowed; split "
@@ -127,26 +133,98 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
     return body
 
 
-def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueError | TooLargeError:
-    """Turns pydantic's first error into one sentence."""
+def required_fields(body: type[TaskBody]) -> list[str]:
+    """Returns the required fields of a body: `inputs`, or the fields that replace it."""
+    return [name for name, field in body.model_fields.items() if field.is_required() and name != "parameters"]
+
+
+def check_names(names: Iterable[str], known: Sequence[str], holder: str, error_class: type[InvalidValueError] = InvalidValueError) -> None:
+    """Refuses the first name that is not known.
+
+    Raises:
+        InvalidValueError: A name is unknown. The message has the most similar one.
+    """
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise _unknown_name_error(unknown, holder, known, error_class)
+
+
+def _check_fields(value: Mapping[str, Any], body: type[TaskBody]) -> None:
+    """Checks that all fields of a body are known or harmless.
+
+    Raises:
+        InvalidValueError: A field is unknown or not supported. The message says where it belongs, or has the most similar name.
+    """
+    # the check stops at the first wrong field, so a million fields cost no more
+    for name, content in value.items():
+        if name in field_names(body) or (content is None and body.ignores_null_fields):
+            continue
+        if name not in IGNORED_FIELDS:
+            raise _unknown_field_error(name, body)
+        allowed = IGNORED_FIELDS[name]
+        if allowed is not None and content not in allowed:
+            raise InvalidValueError("`{field}` asks for a response format that this endpoint does not have; remove `{field}`.", field=name)
+        if name == "options" and content is not None:
+            if not isinstance(content, dict):
+                raise InvalidValueError("`options` must be an object; fix or remove it.")
+            check_names(content, IGNORED_OPTIONS, "`options`")
+
+
+def _translate(error: ValidationError, example: Mapping[str, Any], body: type[TaskBody] | None = None) -> InvalidValueError | TooLargeError:
+    """Turns pydantic's first error into one sentence; `example` is a valid body, and `body` is None for the body of a protocol."""
     first = error.errors(include_url=False)[0]
     field_path = _path_in_body([part for part in first["loc"] if part not in TAGS])
-    if first["type"] == "too_long" and not field_path.startswith("parameters"):
-        limit = first["ctx"]["max_length"]
+    if body is not None and first["type"] == "too_long" and not field_path.startswith("parameters"):
         return TooLargeError(
             "`{field_path}` has {first_count} items and at most {limit} are allowed; split the request.",
             field_path=field_path,
             first_count=len(first["input"]),
-            limit=limit,
+            limit=first["ctx"]["max_length"],
         )
     if first["type"] == "unknown_name":
-        return unknown_within_error(first["ctx"]["name"], field_path, first["ctx"]["known"], body)
-    return _wrong_value_error(first, body.example())
+        name, known = first["ctx"]["name"], first["ctx"]["known"]
+        if body is not None and field_path == "parameters" and name in field_names(body):
+            return InvalidValueError(
+                "`parameters` has no `{field}`; put it next to {known}.", field=name, known=quote_names(required_fields(body))
+            )
+        return _unknown_name_error(name, f"`{field_path}`" if field_path else "the body", known)
+    return _wrong_value_error(first, field_path, example)
 
 
-def _wrong_value_error(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
+def _unknown_name_error(
+    name: str, holder: str, known: Sequence[str], error_class: type[InvalidValueError] = InvalidValueError, *, otherwise: str = ""
+) -> InvalidValueError:
+    """Returns the error of an unknown name, with the known ones.
+
+    `holder` is the object that does not have it, and `otherwise` the hint if no known name is similar.
+    """
+    hint = did_you_mean(name.lower(), known, otherwise)
+    remedy = f"{hint + ' Known' if hint else 'known'} names are {quote_names(known)}" if known else "leave it out"
+    return error_class("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
+
+
+def _unknown_field_error(name: str, body: type[TaskBody]) -> InvalidValueError:
+    """Returns the error of an unknown name at the top of a body."""
+    parameters = list(body.parameters_type.model_fields)
+    if name in parameters:
+        return InvalidValueError("the body has no `{field}`; put it into `parameters`.", field=name)
+    hint = did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
+    return _unknown_name_error(name, "the body", list(body.model_fields), otherwise=hint)
+
+
+def _not_an_object_error(value: object, body: type[TaskBody]) -> InvalidValueError:
+    """Returns the error of a body that is JSON, but not an object. Most often it has only the inputs."""
+    kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}
+    return InvalidValueError(
+        "the body is {problem}, but must be an object with {known}, such as {example}.",
+        problem=kinds.get(type(value), "null"),
+        known=quote_names(required_fields(body)),
+        example=json.dumps(body.example()),
+    )
+
+
+def _wrong_value_error(error: ErrorDetails, field_path: str, example: Mapping[str, Any]) -> InvalidValueError:
     """Returns one of pydantic's errors, for a missing or wrong value, as one sentence; `example` is a valid body."""
-    field_path = _path_in_body([part for part in error["loc"] if part not in TAGS])
     if not field_path:
         return InvalidValueError("the body {message}, such as {example}.", message=requirement(error), example=json.dumps(example))
     if error["type"] == "missing":

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from bertserve.service.bundle.manifest import Activation
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
+from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import activate, best_first
@@ -100,7 +100,7 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     label = relevant_label(config.labels)
     assert label is not None, "a derived task runs only on compatible models"
     name = config.labels[label]
-    parameters = input_.parameters or defaults(CalibratedDecisionParameters)
+    parameters = input_.options
     rule = decision_rule(parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
     encodings, truncated = encode_pairs(
         model.tokenizer,
@@ -151,7 +151,7 @@ SPEC = TaskSpec(
     function=rerank,
     derivation=Derivation(
         base=classify.TASK,
-        compatible=lambda config: relevant_label(config.labels) is not None,
+        compatible=lambda manifest: relevant_label(manifest.labels) is not None,
         needs=f"exactly one label, as a cross-encoder has, or two labels, `yes` and `no` or one of which begins with `{RELEVANT}` "
         "(set `id2label` in the checkpoint's config.json, and export it again)",
         discriminator=("texts",),

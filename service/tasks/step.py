@@ -66,7 +66,7 @@ class Step:
 
 
 class ModelConfig(Protocol):
-    """The properties of a model that tasks use; a manifest has them."""
+    """The properties of a model that tasks use; a manifest has them, and the exporter's checkpoint, which has no manifest yet."""
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.body import TaskBody, types_within
-from bertserve.service.tasks.step import ModelConfig, TaskFunction
+from bertserve.service.tasks.step import TaskFunction
 
 UNNAMED_TEXT = "text"  # the name of an input that is a text without a name
 
@@ -33,7 +33,7 @@ class Derivation:
 
     base: str | None
     discriminator: tuple[str, ...]
-    compatible: Callable[[ModelConfig], bool] = lambda config: True
+    compatible: Callable[[Manifest], bool] = lambda manifest: True
     needs: str = ""
 
 
@@ -66,7 +66,7 @@ class TaskSpec:
     derivation: Derivation | None = None
     missing_field: Callable[[Manifest], str | None] = lambda manifest: None
     widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}
-    has_one_label: Callable[[Any, ModelConfig], bool] = lambda input_, config: False
+    has_one_label: Callable[[Any, Manifest], bool] = lambda input_, manifest: False
     response_bytes: Callable[[Any, int], int] = lambda input_, length: 0
 
     @property

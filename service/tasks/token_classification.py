@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, defaults, lower
+from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, decision_rule
@@ -218,7 +218,7 @@ class TokenClassificationBody(TaskBody):
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per text."""
-        parameters = self.parameters or defaults(TokenClassificationParameters)
+        parameters: TokenClassificationParameters = self.options
         return [TextInput(text, parameters) for text in self.items]
 
 

@@ -155,9 +155,9 @@ SPEC = TaskSpec(
     function=classify_zero_shot,
     derivation=Derivation(
         base=classify.TASK,
-        compatible=lambda config: entailment(config.labels) is not None,
+        compatible=lambda manifest: entailment(manifest.labels) is not None,
         needs="two or more labels, one of which begins with `entail`",
         discriminator=("parameters", "candidate_labels"),
     ),
-    has_one_label=lambda input_, config: not (input_.parameters.multi_label or input_.parameters.decide),
+    has_one_label=lambda input_, manifest: not (input_.parameters.multi_label or input_.parameters.decide),
 )

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from bertserve.service.tasks.body import ClosedModel, TaskBody, body_config, defaults
+from bertserve.service.tasks.body import ClosedModel, TaskBody, body_config
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -55,7 +55,7 @@ class ToyBody(TaskBody):
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per pair."""
-        parameters = self.parameters or defaults(ToyParameters)
+        parameters: ToyParameters = self.options
         return [ToyInput(item.left, item.right, parameters.factor) for item in self.items]
 
 

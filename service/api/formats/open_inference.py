@@ -22,10 +22,9 @@ from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
 from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody, types_within
-from bertserve.service.tasks.body_errors import check_names
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tasks.reading import read_protocol, show, validate_as
+from bertserve.service.tasks.reading import check_names, read_protocol, show, validate_as
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
