@@ -27,12 +27,14 @@ class Call:
         model: The model that answers.
         body: The inputs.
         to_response: Converts the prediction to the JSON value of the response, and the bytes that follow the JSON.
+        timeout_s: Seconds until it must have started, if the body has a deadline; otherwise 0.
     """
 
     task: str
     model: Model
     body: TaskBody
     to_response: Callable[[Prediction], tuple[Any, bytes]]
+    timeout_s: float = 0.0
 
     async def answer(self, turns: asyncio.Lock, timeout_s: float, **options: Any) -> tuple[Prediction, bytes, bytes]:
         """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input.
@@ -42,7 +44,7 @@ class Call:
         """
         try:
             inputs = self.body.task_inputs(self.model.bundle.manifest)
-            prediction = await self.model.predict(inputs, timeout_s=timeout_s, task=self.task, **options)
+            prediction = await self.model.predict(inputs, timeout_s=self.timeout_s or timeout_s, task=self.task, **options)
         except BertServeError as error:
             error.prefix_input(is_list=self.body.is_list, input_name=self.body.input_name)
             raise

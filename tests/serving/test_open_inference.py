@@ -233,12 +233,21 @@ GOOD = texts("inputs", "good")
         ({"inputs": [GOOD], "outputs": [{"name": "scores", "parameters": {"classification": 1}}]}, "classification"),
         ({"inputs": [GOOD], "parameters": {"topk": 1}}, "`top_k`"),
         ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "`parameters.binary_data_output`"),
-        ({"inputs": [GOOD], "parameters": {"timeout": 5_000_000}}, "`timeout`"),
+        ({"inputs": [GOOD], "parameters": {"timeout": 10**12}}, "`parameters.timeout`"),
+        ({"inputs": [GOOD], "parameters": {"priority": 1}}, "`parameters.priority`"),
         ({"inputs": [GOOD], "id": 5}, "`id`"),
     ],
 )
 def test_the_error_names_the_invalid_field(api: Send, body: Any, value: str) -> None:
     assert value in error_of_response(api("POST", "/v2/models/classifier/infer", json=body))
+
+
+def test_a_request_can_have_its_deadline_in_microseconds(api: Send) -> None:
+    """Other parameters of the protocol are accepted with the values that have no effect."""
+    unused = {"priority": 0, "sequence_id": 0, "sequence_start": False, "sequence_end": False}
+    assert "label" in outputs(infer(api, "classifier", GOOD, parameters=unused | {"timeout": 5_000_000}))
+    assert "label" in outputs(infer(api, "classifier", GOOD, parameters={"timeout": 0, "sequence_id": ""}))
+    assert infer(api, "classifier", GOOD, parameters={"timeout": 1}).status_code in {429, 504}
 
 
 @pytest.mark.parametrize("shape", [[10**12, 1], [2**62] * 8, [10**4299]])

@@ -76,11 +76,16 @@ class InferOutput(ClosedModel):
 
 
 class InferParameters(BaseModel):
-    """Parameters of a request: one of the protocol; all others are of the task."""
+    """Parameters of a request: those of the protocol; all others are of the task. Some clients send all of the protocol."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     binary_data_output: Annotated[bool, Field(description="Whether outputs are binary by default.")] = False
+    timeout: Annotated[int, Field(ge=0, description="Microseconds until the request must have started, instead of the header.")] = 0
+    priority: Literal[0] = 0
+    sequence_id: Literal[0, ""] = 0
+    sequence_start: Literal[False] = False
+    sequence_end: Literal[False] = False
 
 
 class InferBody(ClosedModel):
@@ -105,6 +110,9 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
     model = request.named_model
     infer, binary_data = _parse_body(raw, request)
     options = infer.parameters or InferParameters()
+    timeout_s, max_timeout_ms = options.timeout / 1_000_000, request.state.settings.max_timeout_ms
+    if timeout_s > max_timeout_ms / 1000:
+        raise InvalidValueError("`parameters.timeout` is over {limit} ms; make it smaller.", limit=max_timeout_ms)
     parameters = options.model_extra or {}
     names = dict.fromkeys(tensor.name for tensor in infer.inputs)
     task = request.state.registry.task_of_body(model, {**names, "inputs": names, "parameters": parameters})
@@ -127,7 +135,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
             tensors.append(_tensor(name, values[name], is_binary))
         return {**head, "outputs": [tensor for tensor, _ in tensors]}, b"".join(data for _, data in tensors)
 
-    return Call(task, model, body, to_response)
+    return Call(task, model, body, to_response, timeout_s)
 
 
 def metadata(model: Model) -> dict[str, Any]:
