@@ -143,6 +143,7 @@ class Load:
         records: The records of all requests, including those of the warm-up.
         measured: Start and end of the measured time, on the clock of `time.perf_counter`.
         timer_lags_s: Delays of the generator's timer.
+        cpu_s: Processor time of this process in the measured time.
         capped: Number of requests that waited because the maximum number of connections was busy.
     """
 
@@ -160,6 +161,7 @@ class Load:
         self.records: list[RequestRecord] = []
         self.measured = (0.0, 0.0)
         self.timer_lags_s: list[float] = []
+        self.cpu_s = 0.0
         self.capped = 0
         self._connections, self._seconds, self._warmup_s, self._timeout_s = connections, seconds, warmup_s, timeout_s
         self._ended = False  # no new requests become due
@@ -183,9 +185,10 @@ class Load:
         warm = start + self._warmup_s
         end = warm + self._seconds
         await _wait_until(warm, stop)
-        measured_from = min(warm, time.perf_counter())
+        measured_from, cpu_start = min(warm, time.perf_counter()), time.process_time()
         self.timer_lags_s = await _wait_until(end, stop)
         self.measured = measured_from, min(end, time.perf_counter())
+        self.cpu_s = time.process_time() - cpu_start
         self._ended = True
         await asyncio.wait([sending], timeout=_DRAIN_S if stop.is_set() else self._timeout_s + _DRAIN_S)
         if not sending.cancel():

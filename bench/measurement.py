@@ -104,6 +104,8 @@ def summarize(name: str, load: Load, *, open_loop: bool) -> LoadMetrics:
     warnings = []
     if lag_ms > MAX_LATENESS_MS:
         warnings.append(f"the generator was {lag_ms:.1f} ms late at p99, and a sweep counts that as a miss; run it on another machine")
+    if load.cpu_s > 0.7 * seconds:
+        warnings.append(f"the generator used {load.cpu_s / seconds:.0%} of a core, so its own speed may be the limit")
     if load.capped:
         warnings.append(f"{load.capped} requests waited for a connection, which their latencies include; raise --max-connections")
     return LoadMetrics(

@@ -104,7 +104,7 @@ class BenchReport:
     @property
     def is_missed(self) -> bool:
         """Whether an objective was missed."""
-        return not all(objective.is_met(self._measured(objective)) for objective in self.objectives)
+        return not all(verdict["passed"] for verdict in self.verdicts)
 
     @property
     def conclusion(self) -> str:
@@ -123,21 +123,17 @@ class BenchReport:
         limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
         return f"holds {limits} up to {rate:.4g} requests/s in two loads{limit}"
 
-    def verdicts(self) -> Iterator[str]:
-        """Yields a line for each objective."""
-        for objective in self.objectives:
-            measured = self._measured(objective)
-            value = format_number(measured) if measured is None else f"measured {format_number(measured)}"
-            yield f"{'passed' if objective.is_met(measured) else 'MISSED'}: {objective}, {value}"
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """The condition of each objective, the measured value, and whether it passed."""
+        values = {objective: {**self.metrics, **self.results}.get(objective.metric) for objective in self.objectives}
+        return [{"condition": str(each), "measured": value, "passed": each.is_met(value)} for each, value in values.items()]
 
     def document(self) -> dict[str, Any]:
         """Returns the report as plain JSON values."""
         machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
-        facts = {"version": __version__, "machine": machine, "conclusion": self.conclusion, "verdicts": list(self.verdicts())}
+        facts = {"version": __version__, "machine": machine, "conclusion": self.conclusion, "verdicts": self.verdicts}
         return json.loads(json.dumps(facts | asdict(self), default=str))
-
-    def _measured(self, objective: Objective) -> float | None:
-        return {**self.metrics, **self.results}.get(objective.metric)
 
 
 def summary_lines(report: BenchReport) -> Iterator[str]:
@@ -153,7 +149,9 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
         yield from _load_lines(load)
     yield from (f"{name}: {format_number(value)}" for name, value in report.results.items() if value is not None)
     yield f"conclusion: {report.conclusion}"
-    yield from report.verdicts()
+    for verdict in report.verdicts:
+        measured = "" if verdict["measured"] is None else "measured "
+        yield f"{'passed' if verdict['passed'] else 'MISSED'}: {verdict['condition']}, {measured}{format_number(verdict['measured'])}"
     if report.interrupted:
         yield "interrupted: these are the metrics of the requests so far"
 

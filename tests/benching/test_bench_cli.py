@@ -41,7 +41,7 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
     [metrics] = document["loads"]
     ids = re.findall(r' id="([^"]+)"', html)
 
-    assert ("closed", ["passed: error_rate <= 0, measured 0"]) == (document["command"], document["verdicts"])
+    assert ("closed", [{"condition": "error_rate <= 0", "measured": 0, "passed": True}]) == (document["command"], document["verdicts"])
     assert {"200": metrics["requests"]} == metrics["outcomes"]
     assert "" == err
     assert "closed, 16 connections" in out

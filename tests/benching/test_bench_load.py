@@ -65,6 +65,7 @@ def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
     assert pytest.approx(arrivals, abs=0.002) == [record.intended - first.intended for record in (first, *others)]
     assert [] == [record for record in others if record.sent < first.ended]
     assert 3 == load.capped
+    assert load.cpu_s > 0
     assert 1 == server.connections
 
 

@@ -9,10 +9,10 @@ from bertserve.bench.report import parse_objectives
 from bertserve.bench.target import Body, Target, parse_url
 
 
-def summary(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> LoadMetrics:
+def summary(records: list[RequestRecord], start: float, end: float, *, texts: int = 1, cpu_s: float = 0.0) -> LoadMetrics:
     target = Target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
     load = Load(target, 1, seconds=end - start, warmup_s=0, timeout_s=1)
-    load.records, load.measured = records, (start, end)
+    load.records, load.measured, load.cpu_s = records, (start, end), cpu_s
     return summarize("t", load, open_loop=True)
 
 
@@ -51,6 +51,11 @@ def test_overhead_is_the_time_outside_inference() -> None:
 
     assert {"tokenize": 1.0, "inference": 7.5} == metrics.server_p50_ms
     assert pytest.approx(2.5) == metrics.overhead_ms
+
+
+@pytest.mark.parametrize("cpu_s", [3.4, 3.6])
+def test_a_generator_that_uses_most_of_a_core_is_a_warning(cpu_s: float) -> None:
+    assert (cpu_s > 3.5) == bool(summary([RequestRecord(0.0, 0.0, 0.1, 200, 0, b"")], 0.0, 5.0, cpu_s=cpu_s).warnings)
 
 
 @pytest.mark.parametrize(
