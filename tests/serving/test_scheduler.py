@@ -341,11 +341,10 @@ async def test_a_run_is_multi_threaded_only_without_other_work(harness: Harness)
     runner, alone = (harness.runs(run_multi_threaded=multi_threaded, shares_batches=shares) for shares in (True, False))
     await harness.run("lone", runner=runner)
     await harness.run(*range(8), runner=alone)
-    harness.clock.now += 1.0
-    await harness.run("soon after", runner=runner)
-    await asyncio.to_thread(harness.scheduler.on_each_thread, [])  # a thread can still be behind its last run
-    harness.clock.now += 0.1
-    await harness.run("later", runner=runner)
+    for delay_s, payload in ((1.0, "soon after"), (0.1, "later")):
+        await asyncio.to_thread(harness.scheduler.on_each_thread, [])  # a thread can still be behind its last run
+        harness.clock.now += delay_s
+        await harness.run(payload, runner=runner)
     assert ["lone", "later"] == multi_threaded_payloads
     blocker = await harness.block()
     beside = harness.submit("beside", runner=runner)
