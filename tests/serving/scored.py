@@ -1,9 +1,12 @@
 """Helpers of the tests of `bert-serve score`."""
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow.parquet as pq
 
 from bertserve.service.cli import main
 
@@ -17,8 +20,15 @@ def write_lines(path: Path, rows: Sequence[Any]) -> Path:
     return path
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file in the format of its suffix."""
+    if path.suffix == ".parquet":
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        return rows
+    with path.open(newline="", encoding="utf-8") as file:
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in file]
+        return list(csv.DictReader(file, delimiter="," if path.suffix == ".csv" else "\t", strict=True))
 
 
 def run(models: Path, source: Path, output: Path, *flags: str) -> int:

@@ -19,6 +19,7 @@ from bertserve.service.cli import main
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import metric
+from scored import read_rows
 
 TEXTS = ["a good film", "dull", "very bad , not fine", "the book was poor but good"]
 LONG = " ".join(["good", "film", "dull"] * 20)
@@ -443,6 +444,5 @@ def test_files_are_scored_with_decisions(
     assert 0 == main(["score", "--models", str(calibrated), "--model", model, *flags])
     body = row | parameters if model == "ranker" else {"inputs": row["text"]}
     answer = ask(calibrated, path, **body, model=model, parameters={"decide": True})
-    with output.open(newline="") as file:
-        [line] = csv.DictReader(file)
+    [line] = read_rows(output)
     assert json.loads(line["prediction"]) == (answer if model == "ranker" else answer[0])

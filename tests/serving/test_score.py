@@ -20,7 +20,7 @@ from app_client import LONG, assert_same, play, state_of
 from bertserve.service.cli import main
 from bertserve.service.scoring import rows
 from bertserve.service.tasks.catalog import TASKS
-from scored import TEXTS, read_lines, run, write_lines
+from scored import TEXTS, read_rows, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 
@@ -44,11 +44,10 @@ def test_the_best_label_has_its_own_columns(models: Path, tmp_path: Path) -> Non
     source = tmp_path / "in.csv"
     source.write_text("label,text\n1,good\n0,bad\n")
 
-    def cells(*flags: str) -> list[dict[str, str]]:
+    def cells(*flags: str) -> list[dict[str, Any]]:
         output = tmp_path / f"out{len(os.listdir(tmp_path))}.csv"
         assert 0 == run(models, source, output, *flags)
-        with output.open(newline="") as file:
-            return list(csv.DictReader(file))
+        return read_rows(output)
 
     whole, flat = cells("--parameters", '{"top_k": 9}'), cells()
     assert ["label", "text", "prediction_label", "prediction_score", "warnings"] == list(flat[0])
@@ -80,8 +79,7 @@ def test_a_csv_has_all_independent_values(
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
     assert 0 == run(tmp_path, source, tmp_path / "out.csv", "--parameters", json.dumps(parameters))
-    with (tmp_path / "out.csv").open(newline="") as file:
-        [row] = csv.DictReader(file)
+    [row] = read_rows(tmp_path / "out.csv")
     assert ["text", *columns, "warnings"] == list(row)
     assert 2 == len(columns) or set(labels) == {item["label"] for item in json.loads(row["prediction"])}
 
@@ -90,7 +88,7 @@ def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) ->
     tiny.bundle(tmp_path, task="feature-extraction")
     source = write_lines(tmp_path / "in.jsonl", [{"source_sentence": "good", "sentences": '"My secret"'}])
     assert 3 == run(tmp_path, source, tmp_path / "out.jsonl", "--task", "similarity")
-    [rejection] = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
+    [rejection] = read_rows(tmp_path / "out.jsonl.rejected.jsonl")
     assert "`sentences`" in rejection["error"] and "secret" not in rejection["error"]
 
 
@@ -98,8 +96,8 @@ def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Pa
     """Such a row would otherwise be answered as a single text. An empty value still means that there is no second text."""
     source = write_lines(tmp_path / "in.jsonl", ['{"a": "good", "b": "bad"}', '{"a": "good"}', '{"a": "good", "b": null}'])
     assert 3 == run(models, source, tmp_path / "out.jsonl", "--columns", '{"text": "a", "text_pair": "b"}')
-    assert [2] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
-    assert 2 == len(read_lines(tmp_path / "out.jsonl"))
+    assert [2] == [row["row"] for row in read_rows(tmp_path / "out.jsonl.rejected.jsonl")]
+    assert 2 == len(read_rows(tmp_path / "out.jsonl"))
 
 
 @pytest.mark.parametrize("name", ["query", "model"])
@@ -116,14 +114,9 @@ def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: 
     assert 0 == run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}')
 
     actual = (tmp_path / "out.jsonl").read_text().splitlines()
-    expected = answer_of(models, "/classify", {"inputs": TEXTS, "parameters": {"top_k": 2}})
     assert [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)] == [line.split(',"prediction"')[0] for line in actual]
-    assert [[item["label"] for item in answer] for answer in expected] == [
-        [item["label"] for item in json.loads(line)["prediction"]] for line in actual
-    ]
-    assert [answer[0]["score"] for answer in expected] == pytest.approx(
-        [json.loads(line)["prediction"][0]["score"] for line in actual], abs=1e-6
-    )
+    expected = answer_of(models, "/classify", {"inputs": TEXTS, "parameters": {"top_k": 2}})
+    assert_same(expected, [row["prediction"] for row in read_rows(tmp_path / "out.jsonl")])
     assert ["in.jsonl", "models", "out.jsonl"] == sorted(os.listdir(tmp_path))
 
 
@@ -182,14 +175,8 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
 
     expected = answer_of(tmp_path / "models", f"/{TASKS[task].path}", body)
     expected = expected[0] if TASKS[task].body.always_list else expected
-    if suffix == "jsonl":
-        actual = read_lines(output)[0]["prediction"]
-    elif suffix == "parquet":
-        actual = without_nulls(pq.read_table(output).to_pylist()[0]["prediction"])
-    else:
-        with output.open(newline="") as file:
-            actual = json.loads(next(csv.DictReader(file))["prediction"])
-    assert_same(expected, actual)
+    [actual] = [row["prediction"] for row in read_rows(output)]
+    assert_same(expected, json.loads(actual) if suffix == "csv" else without_nulls(actual))
 
 
 def without_nulls(value: Any) -> Any:
@@ -215,7 +202,7 @@ def test_a_setting_without_effect_is_refused(
 def test_a_truncated_or_empty_text_gets_a_warning(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}, {"text": " "}])
     assert 0 == run(models, source, tmp_path / "out.jsonl")
-    good, truncated, empty = (row["warnings"] for row in read_lines(tmp_path / "out.jsonl"))
+    good, truncated, empty = (row["warnings"] for row in read_rows(tmp_path / "out.jsonl"))
     assert [] == good
     assert "32 tokens" in truncated[0]
     assert empty[0].startswith("empty; ")
@@ -246,10 +233,10 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
 
     assert 3 == run(models, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags)
 
-    rejections = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
+    rejections = read_rows(tmp_path / "out.jsonl.rejected.jsonl")
     assert [(2 * i + 1, 4 * i + 1) for i in range(len(BAD))] == [(row["row"], row["line"]) for row in rejections]
     assert [] == [(words, row["error"]) for (_, words), row in zip(BAD, rejections, strict=True) if words not in row["error"]]
-    assert len(BAD) == len(read_lines(tmp_path / "out.jsonl"))
+    assert len(BAD) == len(read_rows(tmp_path / "out.jsonl"))
     assert f"{len(BAD)} rejected" in (output := capsys.readouterr().err)
     assert f"row 1: {rejections[0]['error']}" in output
 
@@ -286,13 +273,8 @@ def test_csv_rows_with_too_many_fields_or_invalid_bytes_are_rejected(models: Pat
     (tmp_path / "in.csv").write_bytes(b'\xef\xbb\xbfid,text\r\n1,"good,\n""film"""\r\n2,bad,x\r\n3,\xff\r\n\r\n4,bad\r\n')
     output = tmp_path / f"out.{suffix}"
     assert 3 == run(models, tmp_path / "in.csv", output)
-    if suffix == "parquet":
-        actual = pq.read_table(output).to_pylist()
-    else:
-        with output.open(newline="") as file:
-            actual = list(csv.DictReader(file))
-    assert [("1", 'good,\n"film"'), ("4", "bad")] == [(row["id"], row["text"]) for row in actual]
-    rejections = [(row["row"], row["line"]) for row in read_lines(tmp_path / f"out.{suffix}.rejected.jsonl")]
+    assert [("1", 'good,\n"film"'), ("4", "bad")] == [(row["id"], row["text"]) for row in read_rows(output)]
+    rejections = [(row["row"], row["line"]) for row in read_rows(tmp_path / f"out.{suffix}.rejected.jsonl")]
     assert [(2, 4), (3, 5)] == rejections
 
 
@@ -317,15 +299,14 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_each_line_end_within_a_field_is_quoted(models: Path, tmp_path: Path, delimiter: str) -> None:
     """Also a single carriage return, which the csv module does not quote. The output has the rows and fields of the input."""
-    rows = [["text", "no\rte"], ["good\rfilm", "a\r"], ["bad", "\r\n"], ["film", 'x"\n']]
+    names, rows = ("text", "no\rte"), [("good\rfilm", "a\r"), ("bad", "\r\n"), ("film", 'x"\n')]
     suffix = {",": "csv", "\t": "tsv"}[delimiter]
     with (tmp_path / f"in.{suffix}").open("w", newline="") as file:
-        csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows(rows)
+        csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([names, *rows])
 
     assert 0 == run(models, tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}")
 
-    with (tmp_path / f"out.{suffix}").open(newline="") as file:
-        assert rows == [row[:2] for row in csv.reader(file, delimiter=delimiter, strict=True)]
+    assert rows == [tuple(row[name] for name in names) for row in read_rows(tmp_path / f"out.{suffix}")]
 
 
 def test_a_field_of_csv_that_is_too_long_ends_the_run(
@@ -346,20 +327,19 @@ def test_a_row_of_parquet_that_is_not_utf8_is_rejected(models: Path, tmp_path: P
     assert (3 if column == "text" else 0) == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert (1 if column == "text" else 2) == pq.read_metadata(tmp_path / "out.parquet").num_rows
     assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
-    [rejection] = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
+    [rejection] = read_rows(tmp_path / "out.jsonl.rejected.jsonl")
     assert 1 == rejection["row"]
     assert "UTF-8" in rejection["error"]
-    assert ["bad"] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
+    assert ["bad"] == [row["text"] for row in read_rows(tmp_path / "out.jsonl")]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
 def test_numbers_that_json_lacks_become_null_or_an_empty_cell(models: Path, tmp_path: Path, value: float | None) -> None:
     pq.write_table(pa.table({"text": ["good", "null"], "x": pa.array([value, 0.5])}), tmp_path / "in.parquet")
     assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open(newline="") as file:
-        assert [("good", ""), ("null", "0.5")] == [(row["text"], row["x"]) for row in csv.DictReader(file)]
+    assert [("good", ""), ("null", "0.5")] == [(row["text"], row["x"]) for row in read_rows(tmp_path / "out.csv")]
     assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
-    assert [None, 0.5] == [row["x"] for row in read_lines(tmp_path / "out.jsonl")]
+    assert [None, 0.5] == [row["x"] for row in read_rows(tmp_path / "out.jsonl")]
 
 
 @pytest.mark.parametrize("count", [9, 40])
@@ -368,7 +348,7 @@ def test_a_row_whose_prediction_has_another_type_is_not_written_to_parquet(tmp_p
     tiny.bundle(tmp_path / "models", task="fill-mask")
     pq.write_table(pa.table({"text": [*["a [MASK] film"] * (count - 1), "a [MASK] [MASK]"]}), tmp_path / "in.parquet")
     assert 3 == run(tmp_path / "models", tmp_path / "in.parquet", tmp_path / "out.parquet")
-    [rejection] = read_lines(tmp_path / "out.parquet.rejected.jsonl")
+    [rejection] = read_rows(tmp_path / "out.parquet.rejected.jsonl")
     assert count == rejection["row"]
     assert "type" in rejection["error"]
     assert ["a [MASK] film"] * (count - 1) == pq.read_table(tmp_path / "out.parquet").column("text").to_pylist()
@@ -383,7 +363,7 @@ def test_a_column_of_parquet_without_texts_is_copied_or_named(
     assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert pq.read_table(tmp_path / "out.parquet").select(["text", "odd"]).equals(table)
     assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=odd")
-    assert "`odd`" in read_lines(tmp_path / "2.parquet.rejected.jsonl")[0]["error"]
+    assert "`odd`" in read_rows(tmp_path / "2.parquet.rejected.jsonl")[0]["error"]
     is_number = column.type == pa.int64()
     assert (0 if is_number else 2) == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
     assert is_number or "`odd`" in capsys.readouterr().err
@@ -400,10 +380,7 @@ def test_a_table_becomes_another_format(models: Path, tmp_path: Path, source: st
         times = pa.array([datetime.fromisoformat(when)], pa.timestamp("ns"))
         pq.write_table(pa.table({"when": times, "text": ["good"], "more": pa.array([None], pa.string())}), path)
     assert 0 == run(models, path, output)
-    if suffix == "jsonl":
-        (row,) = read_lines(output)
-    else:
-        (row,) = csv.DictReader(output.read_text().splitlines(), delimiter="," if suffix == "csv" else "\t")
+    [row] = read_rows(output)
     assert (when, "good", "") == (row["when"], row["text"], row["more"] or "")
     assert {"prediction", "prediction_label"} & row.keys()
 
@@ -454,8 +431,8 @@ def test_rows_with_an_empty_text_are_rejected_on_request(models: Path, tmp_path:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": " "}, {"text": ""}])
     assert 3 == run(models, source, tmp_path / "out.jsonl", "--empty", "reject")
 
-    assert ["good"] == [line["text"] for line in read_lines(tmp_path / "out.jsonl")]
-    assert [2, 3] == [line["row"] for line in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
+    assert ["good"] == [line["text"] for line in read_rows(tmp_path / "out.jsonl")]
+    assert [2, 3] == [line["row"] for line in read_rows(tmp_path / "out.jsonl.rejected.jsonl")]
 
 
 def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError
 from bertserve.service.scoring import predictor
 from bertserve.service.scoring.score import Parts
-from scored import TEXTS, read_lines, run, write_lines
+from scored import TEXTS, read_rows, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 
@@ -117,12 +117,12 @@ def test_the_parts_of_other_options_or_of_another_input_are_not_used(
     assert "(No space left on device)" in capsys.readouterr().err
     assert not output.exists()
     assert 0 == run(models, source, output, "--parameters", '{"top_k": 1}')
-    assert {1} == {len(row["prediction"]) for row in read_lines(output)}
+    assert {1} == {len(row["prediction"]) for row in read_rows(output)}
     output.unlink()
     with source.open("a") as file:
         file.write('{"text": "good"}\n')
     assert 0 == run(models, source, output)
-    assert 91 == len(read_lines(output))
+    assert 91 == len(read_rows(output))
 
 
 @pytest.mark.parametrize("index", [1, 2])
@@ -133,7 +133,7 @@ def test_a_resumed_run_rejects_the_same_types_of_predictions(tmp_path: Path, ind
     assert 3 == run(tmp_path / "models", source, output)
     files = (output, output.with_name("out.parquet.rejected.jsonl"))
     expected = [path.read_bytes() for path in files]
-    assert [4, 16, 17, 40] == [row["row"] for row in read_lines(files[1])]
+    assert [4, 16, 17, 40] == [row["row"] for row in read_rows(files[1])]
 
     def interrupt(part: int) -> None:
         if part == index:
@@ -160,7 +160,7 @@ def test_an_input_that_grows_during_the_run_stops_it(models: Path, tmp_path: Pat
     assert str(source) in capsys.readouterr().err
     assert not output.exists()
     assert 0 == run(models, source, output)
-    assert 91 == len(read_lines(output))
+    assert 91 == len(read_rows(output))
 
 
 def test_a_run_stops_if_the_whole_first_block_is_rejected(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +182,7 @@ def test_other_rejected_rows_do_not_stop_a_run(
     monkeypatch.setattr("bertserve.service.scoring.rows.BLOCK_BYTES", 1024)
     source = write_lines(tmp_path / "in.jsonl", [*bad, *[{"text": "good"}] * good])
     assert 3 == run(models, source, tmp_path / "out.jsonl", "--max-chars", "1000")
-    assert (good, len(bad)) == tuple(len(read_lines(tmp_path / name)) for name in ("out.jsonl", "out.jsonl.rejected.jsonl"))
+    assert (good, len(bad)) == tuple(len(read_rows(tmp_path / name)) for name in ("out.jsonl", "out.jsonl.rejected.jsonl"))
 
 
 @pytest.mark.parametrize("kind", ["file", "device", "folder", "input", "link to nothing"])
@@ -198,7 +198,7 @@ def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -
     for output, flags in ((other, ()), (tmp_path / "out.jsonl", ("--rejected", str(other)))):
         assert 2 == run(models, source, output, *flags)
     assert 2 == run(models, source, tmp_path / "new.jsonl", "--rejected", str(tmp_path / "new.jsonl"))
-    assert (before, 2) == (set(os.listdir(tmp_path)), len(read_lines(source)))
+    assert (before, 2) == (set(os.listdir(tmp_path)), len(read_rows(source)))
     assert kind != "file" or "mine" == other.read_text()
 
 
@@ -210,7 +210,7 @@ def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp
     assert "mine" == output.read_text()
     output.rename(tmp_path / "mine")
     assert 0 == run(models, source, output)
-    assert 90 == len(read_lines(output))
+    assert 90 == len(read_rows(output))
 
 
 def test_the_number_of_parts_is_not_limited_by_open_files(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: 
         assert (1, [0]) == (run(models, source, output), codes)
     expected = output.read_bytes()
     assert 0 == run(models, source, output)
-    assert (expected, TEXTS) == (output.read_bytes(), [row["text"] for row in read_lines(output)])
+    assert (expected, TEXTS) == (output.read_bytes(), [row["text"] for row in read_rows(output)])
     assert {"in.jsonl", "models", "out.jsonl"} == set(os.listdir(tmp_path))
 
 
@@ -255,7 +255,7 @@ def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: in
         assert 130 == run(models, source, output)
     assert after == len(list(tmp_path.glob("out.jsonl.parts-*")))
     assert 0 == run(models, source, output)
-    assert TEXTS == [row["text"] for row in read_lines(output)]
+    assert TEXTS == [row["text"] for row in read_rows(output)]
 
 
 def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,8 +291,8 @@ def test_only_the_row_that_the_graph_cannot_score_is_rejected(models: Path, tmp_
     texts = ["good", "a good bad film very", "bad film", "good book the"]
     source = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts])
     assert 3 == run(models, source, tmp_path / "out.jsonl")
-    assert [2] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
-    assert [texts[0], texts[2], texts[3]] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
+    assert [2] == [row["row"] for row in read_rows(tmp_path / "out.jsonl.rejected.jsonl")]
+    assert [texts[0], texts[2], texts[3]] == [row["text"] for row in read_rows(tmp_path / "out.jsonl")]
 
 
 @pytest.mark.full_grid
@@ -301,7 +301,7 @@ def test_a_run_reads_from_a_pipe_and_resumes_after_a_signal(models: Path, tmp_pa
     command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny"]
     lines = b'{"text": "good"}\n' * 3
     subprocess.run([*command, "--input-format", "jsonl", "-", tmp_path / "out.jsonl"], input=lines, capture_output=True, check=True)
-    assert 3 == len(read_lines(tmp_path / "out.jsonl"))
+    assert 3 == len(read_rows(tmp_path / "out.jsonl"))
     (tmp_path / "out.jsonl").unlink()
 
     source = write_lines(tmp_path / "in.jsonl", [{"text": f"{text} {i}"} for i in range(300) for text in TEXTS])
