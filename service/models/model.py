@@ -181,7 +181,7 @@ class Model:
             raise
         finally:
             end = time.perf_counter()
-            if [payload for payload in payloads if payload.progress.trace is not None]:
+            if any(payload.progress.trace is not None for payload in payloads):
                 self._trace(payloads, rows * length, start, end, multi_threaded=engine is not single, error=error)
         seconds = end - start
         if engine is single:

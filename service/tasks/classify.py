@@ -164,7 +164,8 @@ def _cut(
     """Returns the tokens of each text for each encoding of an input over the model's length, and the spans that the model reads."""
     parameters, lengths = input_.parameters, list(map(len, tokens))
     if parameters.window is not None:  # each window of a pair has the whole first text and a part of the second
-        ranges = windows(lengths[-1], room - sum(lengths[:-1]), parameters.stride, side)
+        remedy = "shorten the first text" if len(lengths) > 1 else ""
+        ranges = windows(lengths[-1], room - sum(lengths[:-1]), parameters.stride, side, remedy=remedy)
         return [[*map(range, lengths[:-1]), token_range] for token_range in ranges], window_spans(tokens[-1], ranges, fields[-1])
     if not parameters.truncation:
         raise too_long_error(sum(lengths), room, "or set `truncation` to true or `window` to `mean` or `max`")

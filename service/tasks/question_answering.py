@@ -26,6 +26,7 @@ from bertserve.service.tasks.body import (
     OBJECT_TAG,
     ClosedModel,
     OffsetUnit,
+    Stride,
     TaskBody,
     body_config,
     lower,
@@ -51,9 +52,7 @@ class QuestionAnsweringParameters(CalibratedDecisionParameters):
     """Parameters of question answering."""
 
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of answers, at most `--max-top-k`; more than 1 gives a list.")] = 1
-    doc_stride: Annotated[
-        int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half of `max_seq_len` if less.")
-    ] = None
+    doc_stride: Stride = None
     max_answer_len: Annotated[int, Field(ge=1, le=512, description="Maximum tokens of an answer.")] = 15
     max_seq_len: Annotated[
         int | None, Field(ge=1, description="Tokens of a window with the question; by default 384 or the model's limit.")
@@ -124,16 +123,16 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
     for encoding, window, row in scored_windows:
         score, start, end = read.probabilities(encoding, len(window), row)
         no_answer_scores.append(score)
-        # the thousands of spans of a window are freed before those of the next one are created
+        # each window's work is added by itself, so that an input over the limit stops early
         yield Step([], Cost(decode_us=collector.add(start, end, window, parameters.max_answer_len)))
     answers = collector.answers()
     no_answer = {"answer": "", "score": min(no_answer_scores), "start": 0, "end": 0}
     if parameters.handle_impossible_answer or not answers:  # without answers, every span is white space
         answers.append(no_answer)
     if rule.calibration is not None:
-        answers.sort(key=itemgetter("score"), reverse=True)  # they keep this order, even if rounding makes calibrated scores equal
         for answer in answers:
             answer["score"] = float(_calibrated(answer["score"], rule, is_answer=answer is not no_answer)[0])
+    # the answers keep their order if rounding makes calibrated scores equal
     answers = sorted(answers, key=itemgetter("score"), reverse=True)[: parameters.top_k]
     best = answers[0]
     if parameters.explain:
@@ -179,8 +178,10 @@ def windows_of(input_: TextInput[QuestionAnsweringParameters], tokenizer: Tokeni
             max_seq_len=CallerValue(length),
             max_length=tokenizer.max_length,
         )
-    stride = default_stride(length) if parameters.doc_stride is None else parameters.doc_stride
     room = length - (tokenizer.max_length - tokenizer.max_text_tokens(pair=True)) - len(question)
+    stride = parameters.doc_stride
+    if stride is None and default_stride(length) < room:
+        stride = default_stride(length)  # as in transformers, which has no default for a longer question
     remedy = "make `max_seq_len` greater or the question shorter"
     token_ranges = windows(len(passage), room, stride, tokenizer.truncation_side, field="doc_stride", remedy=remedy)
     encodings = [tokenizer.assemble(question.ids, passage.ids[window.start : window.stop]) for window in token_ranges]

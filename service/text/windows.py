@@ -33,13 +33,7 @@ def kept_of_pair(a: int, b: int, room: int, side: Side) -> tuple[range, range]:
 
 
 def windows(
-    count: int,
-    room: int,
-    stride: int | None = None,
-    side: Side = "right",
-    *,
-    field: str = "stride",
-    remedy: str = "shorten the first text of a pair",
+    count: int, room: int, stride: int | None = None, side: Side = "right", *, field: str = "stride", remedy: str = ""
 ) -> list[range]:
     """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens, in the order of the text.
 
@@ -52,7 +46,7 @@ def windows(
         stride: Tokens that a window shares with the one before; None for the default.
         side: The end at which a text is cut; the windows start at the other end.
         field: Name of the field with the stride, for the error.
-        remedy: How the caller makes room if another text fills the windows.
+        remedy: How the caller makes room if another text fills the windows; empty for a single text.
 
     Raises:
         InvalidValueError: The text needs too many windows, or windows have no room or are too small for `stride`.
@@ -66,11 +60,11 @@ def windows(
     stride = default_stride(room) if stride is None else stride
     if room <= stride:
         raise InvalidValueError(
-            "`{field}` is {stride}, which is too large for windows of {room} tokens; make `{field}` smaller, or {remedy}.",
+            "`{field}` is {stride}, which is too large for windows of {room} tokens; make `{field}` smaller{otherwise}.",
             field=field,
             stride=CallerValue(stride),
             room=room,
-            remedy=remedy,
+            otherwise=f", or {remedy}" if remedy else "",
         )
     starts = range(0, max(count - stride, 1), room - stride)
     if len(starts) > MAX_WINDOWS:

@@ -37,14 +37,16 @@ def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, place:
 
 def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -> None:
     """A stride of at least one window is an error if a text needs windows; otherwise it has no effect."""
-    assert ["1", "30", "30"] == re.findall(r"\d+", error_of_inputs(api, NER, ["good", LONG], stride=ROOM))
+    message = error_of_inputs(api, NER, ["good", LONG], stride=ROOM)
+    assert ["1", "30", "30"] == re.findall(r"\d+", message)
+    assert "first text" not in message
     assert_same(result_of(api, NER, "good"), result_of(api, NER, "good", stride=ROOM))
 
 
 @pytest.mark.parametrize(
     ("question", "parameters", "numbers"),
     [
-        (20, {}, [1, 16, 9]),
+        (20, {"doc_stride": 16}, [1, 16, 9]),
         (5, {"doc_stride": 24}, [1, 24, 24]),
         (40, {"doc_stride": 0}, [1, 60]),
         (5, {"max_seq_len": 10, "doc_stride": 3}, [1, 3, 2]),
@@ -56,6 +58,11 @@ def test_a_window_without_passage_tokens_is_refused(api: Send, question: int, pa
     fitting = [{"question": "who?", "context": "x y z"}] * numbers[0]
     message = error_of_inputs(api, ANSWER, [*fitting, {"question": " ".join(["good"] * question), "context": LONG}], **parameters)
     assert numbers == [int(number) for number in re.findall(r"\d+", message)]
+
+
+def test_the_default_stride_fits_into_the_tokens_that_the_question_leaves(api: Send) -> None:
+    inputs = {"question": " ".join(["good"] * 20), "context": LONG}
+    assert_same(result_of(api, ANSWER, inputs, doc_stride=4), result_of(api, ANSWER, inputs))
 
 
 def test_a_window_over_the_models_length_is_an_error(api: Send) -> None:
