@@ -48,7 +48,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
 
 def _tokenize(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[TextToCut]:
     """Returns the tokens of texts, without texts that are empty inputs: only control characters, and no special tokens."""
-    without_specials = tokenizer.max_text_tokens(pair=False) == tokenizer.max_length
+    without_specials = tokenizer.max_text_tokens(pair=False) == tokenizer.spec.max_length
     return [(entry.ids, max_tokens) for entry in tokenizer.tokenize(texts) if not without_specials or len(entry)]
 
 

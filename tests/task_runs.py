@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,7 @@ from fakes import Head
 class OneToken:
     """A tokenizer for decoding tests that makes one token of any text."""
 
-    pairs_only = False
-    truncation_side = "right"
-    max_length = 512
+    spec = SimpleNamespace(pairs_only=False, truncation_side="right", max_length=512)
     vocabulary_size = 1000
 
     def tokenize(self, texts: Sequence[str]) -> list[Any]:

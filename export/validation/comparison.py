@@ -182,7 +182,7 @@ class Comparison:
     def measured(self) -> dict[str, Any]:
         """Returns the fields of a `ValidationReport` that this comparison measures."""
         rows = self._samples + self._texts
-        lengths = _errors_by_length(rows, self.served.tokenizer.max_length)
+        lengths = _errors_by_length(rows, self.served.tokenizer.spec.max_length)
         return {
             "samples": len(self.results),
             "worst_abs_error": max((entry.worst_abs_error for entry in lengths), default=0.0),

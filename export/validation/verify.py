@@ -246,7 +246,7 @@ def _check_parity(comparison: Comparison, report: VerifyReport) -> None:
         new = old.model_copy(update=updates)
         detail = (
             f"worst output error {new.worst_abs_error:.1e} against {comparison.reference.name} (at export {old.worst_abs_error:.1e}), "
-            f"{describe_agreement(new)}, longest row {new.longest} of {served.tokenizer.max_length} tokens"
+            f"{describe_agreement(new)}, longest row {new.longest} of {served.tokenizer.spec.max_length} tokens"
         )
         if new.attention_error is not None:
             detail += f", worst error of an attention weight {new.attention_error:.1e}"

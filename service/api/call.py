@@ -13,8 +13,9 @@ from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.body import TaskBody
 from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tasks.step import MAX_WINDOWS_SHOWN, ReadSpan
+from bertserve.service.tasks.step import ReadSpan
 
+MAX_WINDOWS_SHOWN = 64  # windows in the header `x-windows`
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 
 

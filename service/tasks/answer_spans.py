@@ -57,7 +57,7 @@ def _span_answers(passage: Tokens, *, with_marks: bool, align_to_words: bool) ->
     answer "".
     """
     offsets = passage.offsets_with_marks if with_marks else passage.offsets
-    word_ids = passage.encoding.word_ids if align_to_words else range(len(passage))
+    word_ids = passage.library_encoding.word_ids if align_to_words else range(len(passage))
     firsts: list[int] = []  # the first and the last token of each token's word
     lasts: list[int] = []
     for _, group in groupby(range(len(word_ids)), word_ids.__getitem__):
@@ -75,7 +75,7 @@ def _span_answers(passage: Tokens, *, with_marks: bool, align_to_words: bool) ->
 
 
 def _answer_us(answer: dict[str, Any]) -> int:
-    """Returns the microseconds to create an answer and to compare its text: one more per 256 characters."""
+    """Returns the predicted microseconds to create an answer and to compare its text: one more per 256 characters."""
     return ITEM_US + len(answer["answer"]) // 256
 
 
@@ -87,7 +87,7 @@ class BestAnswers:
     """
 
     def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
-        """Starts with no answers."""
+        """Takes the passage, the number of answers, and whether answers are extended to whole words."""
         self._top_k = top_k
         self._answer_of = _span_answers(passage, with_marks=True, align_to_words=align_to_words)
         self._whole = range(len(passage))
@@ -96,7 +96,7 @@ class BestAnswers:
         self._floor = -1.0
 
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
-        """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
+        """Adds the best spans of a window, and returns the predicted microseconds; the arguments are those of `best_spans`."""
         texts, decode_us = set(), 0
         for first, last, score in best_spans(start, end, window, longest=longest, expected_count=self._top_k):
             if score < self._floor:
@@ -130,13 +130,13 @@ class SummedAnswers:
     """The answers of transformers 5.2.0: a few best spans of each window, with the scores of equal texts added up."""
 
     def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
-        """Starts with no answers."""
+        """Takes the passage, the number of answers, and whether answers are extended to whole words."""
         self._limit = 2 * top_k + 10 if align_to_words else top_k  # spans of a window
         self._answer_of = _span_answers(passage, with_marks=False, align_to_words=align_to_words)
         self._by_text: dict[str, dict[str, Any]] = {}
 
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
-        """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
+        """Adds the best spans of a window, and returns the predicted microseconds; the arguments are those of `best_spans`."""
         count = decode_us = 0
         for first, last, score in best_spans(start, end, window, longest=longest, expected_count=self._limit):
             answer = self._answer_of(first, last, score, window)

@@ -118,7 +118,7 @@ class AttentionBody(TaskBody):
         Raises:
             InvalidValueError: The model lacks a layer or head, or one is named twice.
         """
-        maps = select_maps(self.options, config.attention_heads)
+        maps = select_maps(self.parameters or self.default_parameters, config.attention_heads)
         return [TextInput(item, maps) if isinstance(item, str) else TextInput(item.text, maps, item.text_pair) for item in self.items]
 
 

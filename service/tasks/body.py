@@ -95,11 +95,6 @@ class ClosedModel(BaseModel):
         return value
 
 
-@functools.cache
-def _defaults(model_type: type[ClosedModel]) -> ClosedModel:
-    return model_type()
-
-
 class TaskBody(BaseModel):
     """Base of all request bodies. Most have `inputs` and `parameters`; those in other services' formats have no `parameters`."""
 
@@ -107,6 +102,8 @@ class TaskBody(BaseModel):
     ignores_null_fields: ClassVar[bool] = False
     # Class of the `parameters`, from the field; one without fields if there are none.
     parameters_type: ClassVar[type[ClosedModel]] = ClosedModel
+    # The `parameters` of a body without them. They are frozen, so all requests share them.
+    default_parameters: ClassVar[Any] = None
     # Whether `top_k` is limited by --max-top-k, because the results of an input are computed one by one.
     top_k_is_limited: ClassVar[bool] = False
     # Whether a single input gets the same answer as a list of one, as clients of this path expect.
@@ -122,10 +119,11 @@ class TaskBody(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Stores the class of the parameters."""
+        """Stores the class of the parameters and their defaults."""
         if "parameters" in cls.model_fields:
             types = types_within(cls.model_fields["parameters"].annotation)
             cls.parameters_type = next(kind for kind in types if isinstance(kind, type) and issubclass(kind, ClosedModel))
+            cls.default_parameters = cls.parameters_type.model_construct()
 
     @classmethod
     def example(cls) -> dict[str, Any]:
@@ -134,11 +132,6 @@ class TaskBody(BaseModel):
         assert isinstance(extra, dict), "each body has an example"
         (body,) = cast("list[dict[str, Any]]", extra["examples"])
         return body
-
-    @property
-    def options(self) -> Any:
-        """The `parameters`, or their defaults, which are frozen, so all requests share them."""
-        return self.parameters or _defaults(self.parameters_type)
 
     @property
     def items(self) -> Sequence[Any]:

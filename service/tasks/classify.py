@@ -131,7 +131,7 @@ def classify(input_: TextInput[ClassifyParameters], model: TaskModel) -> TaskGen
 
 def _first_step(input_: TextInput[ClassifyParameters], tokenizer: Tokenizer) -> tuple[Step, list[OccludedText]]:
     """Returns the encodings of an input without their cost, and for `explain` the text or both texts with the words to leave out."""
-    if tokenizer.pairs_only and not input_.text_pair:
+    if tokenizer.spec.pairs_only and not input_.text_pair:
         raise InvalidValueError(
             "this model classifies pairs of texts, and the second text is missing; give a pair, such as "
             '{"text": "It began to rain.", "text_pair": "We went inside."}.'
@@ -144,7 +144,7 @@ def _first_step(input_: TextInput[ClassifyParameters], tokenizer: Tokenizer) -> 
     whole = [range(len(text_tokens.ids)) for text_tokens in tokens]
     is_long = sum(map(len, whole)) > room
     # the tokens of each text, for each encoding
-    token_ranges, spans = _cut(input_, fields, tokens, room, tokenizer.truncation_side) if is_long else ([whole], ())
+    token_ranges, spans = _cut(input_, fields, tokens, room, tokenizer.spec.truncation_side) if is_long else ([whole], ())
     encodings = [
         tokenizer.assemble(*[text_tokens.ids[kept.start : kept.stop] for text_tokens, kept in zip(tokens, ranges, strict=True)])
         for ranges in token_ranges
@@ -221,7 +221,7 @@ class ClassifyBody(TaskBody):
         Raises:
             InvalidValueError: `offset_unit` is set without `explain`, or `stride` without `window`.
         """
-        parameters: ClassifyParameters = self.options
+        parameters: ClassifyParameters = self.parameters or self.default_parameters
         if parameters.stride is not None and parameters.window is None:
             raise InvalidValueError("`stride` needs `window`; set `window` to `mean` or `max`, or remove `stride`.")
         if parameters.offset_unit is not None and not parameters.explain:

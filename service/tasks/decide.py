@@ -72,7 +72,7 @@ class DecisionRule:
     Attributes:
         calibration: None for raw scores.
         metrics: Counts predictions and abstentions, if the service does.
-        decides: Whether the request asks for a decision.
+        decision_requested: Whether the request asks for a decision.
         thresholds: Label -> the least score that counts.
         default_threshold: The least score of all other labels; None if the task's own default applies.
         min_confidence: The best score that a decision needs.
@@ -82,7 +82,7 @@ class DecisionRule:
 
     calibration: Calibration | None = None
     metrics: ModelMetrics | None = None
-    decides: bool = False
+    decision_requested: bool = False
     thresholds: Mapping[str, float] = field(default_factory=dict)
     default_threshold: float | None = None
     min_confidence: float | None = None
@@ -127,11 +127,11 @@ class DecisionRule:
             exclusive: Whether the labels exclude each other. The decision is then a label, or a label set. A label with its own threshold
                 is chosen from this score on, even if another label has a better one. Otherwise any number of labels is correct.
         """
-        if self.calibration is None and not self.decides:
+        if self.calibration is None and not self.decision_requested:
             return answer
         label, score = scored[0]["label"], scored[0]["score"]
         self.count([label] if exclusive else [item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD], score)
-        if not self.decides:
+        if not self.decision_requested:
             return answer
         decision: Any
         if not exclusive:
@@ -153,7 +153,7 @@ class DecisionRule:
             label: The label of the best score, if `decision` can be None.
             more: Further fields of the decision.
         """
-        if not self.decides:
+        if not self.decision_requested:
             return answer
         reason = None
         if best is not None and self.min_confidence is not None and best < self.min_confidence:
@@ -229,7 +229,7 @@ def decision_rule(
     return DecisionRule(
         calibration,
         model.metrics,
-        decides=True,
+        decision_requested=True,
         thresholds=thresholds,
         default_threshold=default_threshold,
         min_confidence=minimum,

@@ -210,7 +210,7 @@ def encode(input_: EmbedInput, text: str, tokenizer: Tokenizer) -> tuple[Encodin
     room = tokenizer.max_text_tokens(pair=False)
     if len(tokens) > room and input_.parameters.truncate is False:
         raise too_long_error(len(tokens), room, "or set `truncate` to true")
-    token_range = kept_tokens(len(tokens), room, input_.parameters.truncation_direction or tokenizer.truncation_side)
+    token_range = kept_tokens(len(tokens), room, input_.parameters.truncation_direction or tokenizer.spec.truncation_side)
     encoding = tokenizer.assemble(tokens.ids[token_range.start : token_range.stop])
     encoding.small_outputs = input_.own_pooling
     return encoding, len(tokens) > room

@@ -85,7 +85,7 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
         InvalidValueError: There is no mask, or too many, or none of the targets has a token.
     """
     tokenizer = model.tokenizer
-    ids, mask = tokenizer.tokenize([input_.text])[0].ids, tokenizer.mask
+    ids, mask = tokenizer.tokenize([input_.text])[0].ids, tokenizer.spec.mask
     assert mask is not None, "every manifest of a fill-mask model has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
     _check_masks(len(masks), mask.token)
@@ -208,7 +208,7 @@ class FillMaskBody(TaskBody):
         Raises:
             InvalidValueError: `beam` is given without `joint`.
         """
-        parameters: FillMaskParameters = self.options
+        parameters: FillMaskParameters = self.parameters or self.default_parameters
         if parameters.beam is not None and not parameters.joint:
             raise InvalidValueError("`beam` needs `joint`; set `joint` to true, or remove `beam`.")
         if not parameters.targets or not self.items:

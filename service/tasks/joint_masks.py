@@ -122,7 +122,7 @@ def fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokeni
     longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
     room = tokenizer.max_text_tokens(pair=False)
-    specials = tokenizer.max_length - room
+    specials = tokenizer.spec.max_length - room
     tokens = sum(sum(pattern.runs) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
     cost = candidates_cost(input_.text, longest, count, masks=mask_count) + Cost(reserved_tokens=tokens)
     yield Step([], cost, truncated=longest > room, warnings=warnings)  # the search starts after its total cost has been checked

@@ -120,7 +120,7 @@ class MultipleChoiceBody(TaskBody):
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per question."""
-        parameters: MultipleChoiceParameters = self.options
+        parameters: MultipleChoiceParameters = self.parameters or self.default_parameters
         # an empty context counts as missing, as in CSV files
         return [
             MultipleChoiceInput(item.question or item.prompt or "", tuple(item.choices), item.context or None, parameters)

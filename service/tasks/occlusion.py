@@ -95,7 +95,7 @@ def explain(
         for word in text.words:
             ids = [other.ids(without=word.tokens if other is text else range(0)) for other in texts]
             # a template without special tokens cannot encode an input without tokens
-            if any(ids) or tokenizer.max_text_tokens(pair=len(texts) > 1) < tokenizer.max_length:
+            if any(ids) or tokenizer.max_text_tokens(pair=len(texts) > 1) < tokenizer.spec.max_length:
                 removed.append((text, word))
                 encodings.append(tokenizer.assemble(*ids))
     rows = yield Step(encodings, keep=lambda index, row: {"scores": scores_of(row, encodings[index], *removed[index])})

@@ -89,7 +89,7 @@ class PassageWindows:
 
         The probability of "no answer" has no meaning if there is no [CLS].
         """
-        none = [] if self.tokenizer.cls_index is None else [self.tokenizer.cls_index]
+        none = [] if self.tokenizer.spec.cls_index is None else [self.tokenizer.spec.cls_index]
         place = np.array([*none, *range(encoding.start, encoding.start + count)])
         start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
         return float(start[0] * end[0]), start[len(none) :], end[len(none) :]
@@ -116,7 +116,7 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
         read.passage, top_k=parameters.top_k, align_to_words=parameters.align_to_words
     )
     scored_windows = list(zip(read.encodings, read.token_ranges, rows, strict=True))
-    if is_summed and model.tokenizer.truncation_side == "left":
+    if is_summed and model.tokenizer.spec.truncation_side == "left":
         # transformers 5.2.0 keeps the first of equal answers, and its order has the last window first
         scored_windows.reverse()
     no_answer_scores = []
@@ -141,13 +141,13 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
         span, window = (None, window) if best is no_answer else collector.span_and_window(best)
         yield from _explain(read, best, window, span, rule, parameters.offset_unit)
     # their length is only known now
-    decision_bytes = rule.response_bytes + text_bytes(best["answer"]) if rule.decides else 0
+    decision_bytes = rule.response_bytes + text_bytes(best["answer"]) if rule.decision_requested else 0
     yield Step([], Cost(decision_bytes + sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers)))
     convert_offsets(answers, read.passage.text, parameters.offset_unit)
     label = "no answer" if best is no_answer else "answer"
     rule.count([label], best["score"])
     decision = best["answer"] if best["score"] >= rule.threshold_of(label) else None
-    return rule.conclude(decision, answers if rule.decides or parameters.top_k > 1 else best, best["score"], label)
+    return rule.conclude(decision, answers if rule.decision_requested or parameters.top_k > 1 else best, best["score"], label)
 
 
 def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> Floats:
@@ -163,7 +163,7 @@ def windows_of(input_: TextInput[QuestionAnsweringParameters], tokenizer: Tokeni
             model's length, or "no answer" is requested from a model without a token for it.
     """
     parameters = input_.parameters
-    if parameters.handle_impossible_answer and tokenizer.cls_index is None:
+    if parameters.handle_impossible_answer and tokenizer.spec.cls_index is None:
         raise InvalidParameterError(
             "this model has no [CLS] token, which `handle_impossible_answer` needs; remove `handle_impossible_answer`."
         )
@@ -171,19 +171,19 @@ def windows_of(input_: TextInput[QuestionAnsweringParameters], tokenizer: Tokeni
     for name, tokens in (("question", question), ("context", passage)):
         if not len(tokens) or not tokens.text.strip():
             raise InvalidValueError("`{field}` is empty; give a text.", field=name)
-    length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
-    if length > tokenizer.max_length:
+    length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.spec.max_length)
+    if length > tokenizer.spec.max_length:
         raise InvalidParameterError(
             "`max_seq_len` is {max_seq_len} and the model takes {max_length}; make it smaller.",
             max_seq_len=CallerValue(length),
-            max_length=tokenizer.max_length,
+            max_length=tokenizer.spec.max_length,
         )
-    room = length - (tokenizer.max_length - tokenizer.max_text_tokens(pair=True)) - len(question)
+    room = length - (tokenizer.spec.max_length - tokenizer.max_text_tokens(pair=True)) - len(question)
     stride = parameters.doc_stride
     if stride is None and default_stride(length) < room:
         stride = default_stride(length)  # as in transformers, which has no default for a longer question
     remedy = "make `max_seq_len` greater or the question shorter"
-    token_ranges = windows(len(passage), room, stride, tokenizer.truncation_side, field="doc_stride", remedy=remedy)
+    token_ranges = windows(len(passage), room, stride, tokenizer.spec.truncation_side, field="doc_stride", remedy=remedy)
     encodings = [tokenizer.assemble(question.ids, passage.ids[window.start : window.stop]) for window in token_ranges]
     return PassageWindows(question, passage, token_ranges, encodings, tokenizer)
 
@@ -253,7 +253,7 @@ class QuestionAnsweringBody(TaskBody):
         Raises:
             InvalidValueError: `explain` is combined with summed scores.
         """
-        parameters: QuestionAnsweringParameters = self.options
+        parameters: QuestionAnsweringParameters = self.parameters or self.default_parameters
         if parameters.explain and parameters.duplicates == "sum":
             raise InvalidValueError(
                 "`explain` cannot be combined with `duplicates` set to `sum`, which adds up the scores of several "

@@ -100,7 +100,7 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     label = relevant_label(config.labels)
     assert label is not None, "a derived task runs only on compatible models"
     name = config.labels[label]
-    parameters = input_.options
+    parameters = input_.parameters or input_.default_parameters
     rule = decision_rule(parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
     encodings, truncated = encode_pairs(
         model.tokenizer,

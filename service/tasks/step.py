@@ -22,8 +22,6 @@ from bertserve.service.text.windows import kept_of_pair
 if TYPE_CHECKING:
     from bertserve.service.metrics import ModelMetrics
 
-# Maximum number of windows that an answer describes.
-MAX_WINDOWS_SHOWN = 64
 # Warnings for an input whose texts are empty or only white space. Its tokens do not say this: some tokenizers make tokens of white space,
 # and others belong to a prompt.
 EMPTY_WARNINGS = ("empty; the text is empty, so its answer has no meaning",)
@@ -34,8 +32,8 @@ ReadSpan = tuple[str, int, int]
 
 
 def window_spans(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
-    """Returns the spans of a text's windows, for at most `MAX_WINDOWS_SHOWN` + 1 windows; `windows` has the tokens of each window."""
-    return tuple((field, *tokens.range_offsets(window)) if window else (field, 0, 0) for window in windows[: MAX_WINDOWS_SHOWN + 1])
+    """Returns the spans of a text's windows; `windows` has the tokens of each window."""
+    return tuple((field, *tokens.range_offsets(window)) if window else (field, 0, 0) for window in windows)
 
 
 @dataclass(slots=True)
@@ -170,7 +168,7 @@ def encode_pairs(
                 option=option,
             )
         truncated |= total > room
-        kept_a, kept_b = kept_of_pair(len(a), len(b), room, side or tokenizer.truncation_side)
+        kept_a, kept_b = kept_of_pair(len(a), len(b), room, side or tokenizer.spec.truncation_side)
         encodings.append(tokenizer.assemble(a.ids[kept_a.start : kept_a.stop], b.ids[kept_b.start : kept_b.stop]))
     return encodings, truncated
 

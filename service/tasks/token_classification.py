@@ -74,7 +74,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
     rule = decision_rule(input_.parameters, model, [name for name in names if name not in ignored])
     (tokens,) = tokenizer.tokenize([input_.text])
     room = tokenizer.max_text_tokens(pair=False)
-    token_ranges = windows(len(tokens), room, input_.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
+    token_ranges = windows(len(tokens), room, input_.parameters.stride, tokenizer.spec.truncation_side) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[window.start : window.stop]) for window in token_ranges]
     rows = yield Step(
         encodings,
@@ -170,7 +170,7 @@ def pipeline_words(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
 
     An unknown token begins a word, as in the pipeline.
     """
-    subword_prefix, spellings = tokenizer.subword_prefix, tokens.encoding.tokens
+    subword_prefix, spellings = tokenizer.spec.subword_prefix, tokens.library_encoding.tokens
     ids, offsets, unknown_id = tokens.ids, tokens.offsets, tokenizer.unknown_id
     word: list[int] = []
     for i in range(len(tokens)):
@@ -218,7 +218,7 @@ class TokenClassificationBody(TaskBody):
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per text."""
-        parameters: TokenClassificationParameters = self.options
+        parameters: TokenClassificationParameters = self.parameters or self.default_parameters
         return [TextInput(text, parameters) for text in self.items]
 
 

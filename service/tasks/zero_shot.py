@@ -107,7 +107,7 @@ def classify_zero_shot(input_: TextInput[ZeroShotParameters], model: TaskModel) 
                 room=room - 1,
             )
         truncated |= len(text) > text_room
-        token_range = kept_tokens(len(text), text_room, tokenizer.truncation_side)
+        token_range = kept_tokens(len(text), text_room, tokenizer.spec.truncation_side)
         encodings.append(tokenizer.assemble(text.ids[token_range.start : token_range.stop], hypothesis.ids))
     # some clients get the text with the labels
     cost = Cost(text_bytes(input_.text) + sum(ITEM_BYTES + text_bytes(label) for label in labels) + rule.response_bytes)

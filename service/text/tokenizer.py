@@ -35,12 +35,12 @@ class Tokens:
 
     Attributes:
         text: The text.
-        encoding: Its encoding by `tokenizers`, with the spellings of its tokens and the words of the pre-tokenizer.
+        library_encoding: The `Encoding` of `tokenizers`, with the spellings of its tokens and the words of the pre-tokenizer.
         ids: The id of each token.
     """
 
     text: str
-    encoding: Any
+    library_encoding: Any
     ids: list[int]
 
     def __len__(self) -> int:
@@ -49,11 +49,11 @@ class Tokens:
     @property
     def offsets(self) -> list[tuple[int, int]]:
         """Start and end of each token in the text, in code points, end exclusive."""
-        return self.encoding.offsets
+        return self.library_encoding.offsets
 
     def range_offsets(self, token_range: range) -> tuple[int, int]:
         """Returns the start of the first token in `token_range`, at least one, and the end of the last; it does not read the others."""
-        return self.encoding.token_to_chars(token_range.start)[0], self.encoding.token_to_chars(token_range.stop - 1)[1]
+        return self.library_encoding.token_to_chars(token_range.start)[0], self.library_encoding.token_to_chars(token_range.stop - 1)[1]
 
     @property
     def offsets_with_marks(self) -> list[tuple[int, int]]:
@@ -111,18 +111,13 @@ class Tokenizer:
         Raises:
             BundleError: The file is not a tokenizer that this version of `tokenizers` can read, or it cannot encode a question mark.
         """
+        self.spec = spec
         self._tokenizer, self.unknown_id, self._replacement_id = _load(path)
         # for one text and for a pair: the sequence of special tokens and texts, and the tokens of texts that fit in addition
         self._templates = {False: spec.single} | ({} if spec.pair is None else {True: spec.pair})
         self._max_text_tokens = {
             pair: spec.max_length - sum(isinstance(part, SpecialPart) for part in parts) for pair, parts in self._templates.items()
         }
-        self.max_length = spec.max_length
-        self.mask = spec.mask
-        self.pairs_only = spec.pairs_only
-        self.cls_index = spec.cls_index
-        self.truncation_side = spec.truncation_side
-        self.subword_prefix = spec.subword_prefix
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
         # the library's flag for special tokens has no effect for a spelling that the vocabulary itself has, as a piece or a whole word
         self._reserved = _special_ids(self._tokenizer, spec) - {self._replacement_id}

@@ -43,7 +43,7 @@ def words_of(tokens: Tokens, token_range: range | None = None) -> list[Word]:
     if not token_range:
         return []
     spans = [trimmed(text, start, end) for start, end in tokens.offsets_with_marks[token_range.start : token_range.stop]]
-    word_ids = tokens.encoding.word_ids[token_range.start : token_range.stop]
+    word_ids = tokens.library_encoding.word_ids[token_range.start : token_range.stop]
     words: list[Word] = []
     first = 0
     for i, (start, end) in enumerate(spans):

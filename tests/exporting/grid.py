@@ -111,15 +111,17 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
     encodings = []
     for count in (*COUNTS, tokenizer.max_text_tokens(pair=pair)):
         ids = list(whole.ids[7 : 7 + count])
-        if tokenizer.mask is not None and task == "fill-mask":
+        if tokenizer.spec.mask is not None and task == "fill-mask":
             masks = sorted({0, count - 1}) if count else []
             for mask in masks:
-                ids[mask] = tokenizer.mask.id
+                ids[mask] = tokenizer.spec.mask.id
             encodings += [tokenizer.assemble(ids, masks=masks)] if masks else []
         else:
-            if count or tokenizer.max_text_tokens(pair=pair) < tokenizer.max_length:  # without special tokens, an empty text has no tokens
+            if (
+                count or tokenizer.max_text_tokens(pair=pair) < tokenizer.spec.max_length
+            ):  # without special tokens, an empty text has no tokens
                 encodings.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
-    assert len(encodings[-1]) == tokenizer.max_length
+    assert len(encodings[-1]) == tokenizer.spec.max_length
     return encodings
 
 

@@ -135,7 +135,7 @@ def _check(case: Case, texts: list[str], folder: Path) -> None:
 def _compare(case: Case, user: User, bundle: Bundle, texts: Sequence[str]) -> None:
     service = Service(bundle)
     tokenizer, engine = service.tokenizer, service.engine
-    assert case.limit == tokenizer.max_length
+    assert case.limit == tokenizer.spec.max_length
     if case.task == "token-classification":
         assert [user.model.config.id2label[i] for i in range(case.labels)] == list(bundle.manifest.labels)
     text, ids = user.spelled()

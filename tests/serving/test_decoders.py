@@ -202,7 +202,7 @@ def probabilities(passage_windows: question_answering.PassageWindows, rows: Sequ
     """Returns start and end probabilities of each window over [CLS], at index 0, and the window's part of the passage."""
     pairs = []
     for encoding, token_range, row in zip(passage_windows.encodings, passage_windows.token_ranges, rows, strict=True):
-        indexes = [passage_windows.tokenizer.cls_index, *(encoding.start + i for i in range(len(token_range)))]
+        indexes = [passage_windows.tokenizer.spec.cls_index, *(encoding.start + i for i in range(len(token_range)))]
         start, end = (activate(np.array([row[name][i] for i in indexes]), "softmax") for name in ("start_logits", "end_logits"))
         pairs.append((start, end))
     return pairs
@@ -212,7 +212,7 @@ def plain_text(
     request: TextInput[question_answering.QuestionAnsweringParameters], passage: Any, first: int, last: int, token_range: range
 ) -> tuple[int, int, str]:
     """Returns start, end and text of a span of tokens, extended to whole words within `cut` if the request aligns to words."""
-    words = passage.encoding.word_ids
+    words = passage.library_encoding.word_ids
     while request.parameters.align_to_words and first > token_range.start and words[first - 1] == words[first]:
         first -= 1
     while request.parameters.align_to_words and last + 1 < token_range.stop and words[last + 1] == words[last]:

@@ -32,7 +32,7 @@ def rebuilt(mask: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
 def decode_masks(request: fill_mask.FillMaskInput, masks: list[dict[str, Any]]) -> list[Any]:
     """Returns the results of stored logits, after a check that the windows equal those of the golden file."""
     encodings, (tokens,) = encode(fill_mask, request, FILL.tokenizer).encodings, FILL.tokenizer.tokenize([request.text])
-    places = [place for place, id_ in enumerate(tokens.ids) if FILL.tokenizer.mask is not None and id_ == FILL.tokenizer.mask.id]
+    places = [place for place, id_ in enumerate(tokens.ids) if FILL.tokenizer.spec.mask is not None and id_ == FILL.tokenizer.spec.mask.id]
     assert len(masks) == len(places)
     if "window" in masks[0]:
         cuts = [place - encoding.masks[0] + encoding.start for place, encoding in zip(places, encodings, strict=True)]

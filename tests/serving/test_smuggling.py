@@ -124,7 +124,7 @@ def test_only_the_spelling_of_the_mask_becomes_a_special_token(new_tokenizer: Ca
     (tokens,) = tokenizer.tokenize([text])
 
     assert {PAD, CLS, SEP}.isdisjoint(tokens.ids)
-    assert tokens.ids.count(MASK) >= text.count(tokenizer.mask.token)
+    assert tokens.ids.count(MASK) >= text.count(tokenizer.spec.mask.token)
 
 
 @pytest.mark.parametrize("spelling", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
@@ -134,7 +134,7 @@ def test_special_tokens_in_the_inputs_of_a_task_stay_text(new_tokenizer: Callabl
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelling}"], hypothesis_template=f"{spelling} {{}}")
     hypothesis = encode(zero_shot, TextInput(f"good {spelling}", parameters), tokenizer).encodings[0]
     pair = encode(classify, classify_input(f"good {spelling}", f"{spelling} bad"), tokenizer).encodings[0]
-    text = encode(fill_mask, fill_mask.FillMaskInput(f"{spelling} {plain.mask and plain.mask.token}"), plain).encodings[0]
+    text = encode(fill_mask, fill_mask.FillMaskInput(f"{spelling} {plain.spec.mask and plain.spec.mask.token}"), plain).encodings[0]
 
     for encoding, seps in ((passage, 2), (hypothesis, 2), (pair, 2), (text, 1)):
         assert (1, seps) == (encoding.ids.tolist().count(CLS), encoding.ids.tolist().count(SEP))

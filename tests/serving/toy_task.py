@@ -55,7 +55,7 @@ class ToyBody(TaskBody):
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per pair."""
-        parameters: ToyParameters = self.options
+        parameters: ToyParameters = self.parameters or self.default_parameters
         return [ToyInput(item.left, item.right, parameters.factor) for item in self.items]
 
 
