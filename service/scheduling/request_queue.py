@@ -26,21 +26,18 @@ PREDICTION_ERROR = 1.15
 # A request is long if its items before the last one take more seconds of a thread.
 LONG_S = 0.03
 
-# Seconds after a short request in which long ones leave a thread to the next one.
-RESERVE_S = 1.0
+# Seconds for which the past predicts the next requests: after a short request, long ones leave a thread to the next one, and after runs
+# at the same time, each has one thread.
+RECENT_S = 1.0
 
-# A request is large if it holds more than this share of the queue.
-LARGE_SHARE = 1 / 64
-
-# Share of the queue that large requests leave to smaller ones.
+# Share of the queue that requests of more tokens than a batch leave to smaller ones.
 SHARE_FOR_SMALL = 1 / 8
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 MIN_GAIN = 1 / 16
 
-# The priority of a batch-mate is later than that of the first item by at most the larger of these: seconds, or a share of the time since
-# the first item's priority. While waits are short, efficiency matters most; while they are long, the order does.
-MAX_LAG_S, MAX_LAG_SHARE = 0.1, 1 / 3
+# Seconds by which the priority of a batch-mate can be later than that of the first item: efficiency must not undo the order.
+MAX_LAG_S = 0.3
 
 
 class RequestQueue:
@@ -49,7 +46,7 @@ class RequestQueue:
     Attributes:
         max_batch_tokens: Maximum tokens of a batch: rows times padded length.
         max_queue_tokens: Maximum tokens that all open requests hold together.
-        max_request_tokens: Limit of `held_tokens` after a large request is admitted; therefore also the limit of one request.
+        max_request_tokens: Limit of `held_tokens` after a request of more than a batch; therefore also the limit of one request.
         threads: Number of batches that run at the same time.
         requests: The open requests: admitted, and not ended.
         held_tokens: Tokens that they hold.
@@ -88,8 +85,8 @@ class RequestQueue:
         """
         if self.held_tokens >= self.max_queue_tokens:
             raise self._full_error(1, self.max_queue_tokens, remaining_s)
-        if wait := self.wait_s(remaining_s):
-            self._check_wait(wait, 0.0, time_left_s)
+        if PREDICTION_ERROR * (wait := self.wait_s(remaining_s)) > time_left_s:
+            raise self._deadline_error(wait, 0.0, time_left_s)
 
     def put(self, request: ScheduledRequest, payloads: SizedPayloads, time_left_s: float, remaining_s: float = 0.0) -> None:
         """Admits a new request with its first items.
@@ -103,31 +100,27 @@ class RequestQueue:
         Raises:
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
-        limit = self.max_request_tokens if request.held_tokens > self.max_queue_tokens * LARGE_SHARE else self.max_queue_tokens
+        limit = self.max_request_tokens if request.held_tokens > self.max_batch_tokens else self.max_queue_tokens
         if self.held_tokens + request.held_tokens > limit:
             raise self._full_error(request.held_tokens, limit, remaining_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
-        earlier_s = _earlier_s(request, items)
-        request.is_long = earlier_s > LONG_S
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
             wait = (self._short_items.predicted_s + self._long_items.predicted_s + remaining_s) / threads
         else:
+            threads, wait = self.threads, self.wait_s(remaining_s)
             self._last_short = max(self._last_short, request.arrived)
-            threads = self.threads
-            wait = self.wait_s(remaining_s) if earlier_s else 0.0  # for a single item, `check_arrival` has tested this wait
-        if wait:
-            self._check_wait(wait, PACE * earlier_s / threads, time_left_s)
+        own = (items[-1].priority - request.arrived) / threads
+        if wait and PREDICTION_ERROR * (wait + own) > time_left_s:
+            raise self._deadline_error(wait, own, time_left_s)
         self.requests.add(request)
         self.held_tokens += request.held_tokens
         self._add(request, items)
 
     def put_next(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
         """Queues the next items of an open request after the results of the ones before."""
-        items = self._new_items(request, payloads)
-        request.is_long |= _earlier_s(request, items) > LONG_S  # none of its items waits now
-        self._add(request, items)
+        self._add(request, self._new_items(request, payloads))
 
     def take(self, now: float, *, long_runs: int = 0) -> list[Item]:
         """Takes the best batch: the first item by priority, and batch-mates of nearest lengths while each saves more time than it costs.
@@ -140,7 +133,6 @@ class RequestQueue:
         head = self._first(only_short) if self.queue_items else None
         if head is None:
             return []
-        last_priority = head.priority + max((now - head.priority) * MAX_LAG_SHARE, MAX_LAG_S)
         batch, length = list[Item](), 0
         item: Item | None = head
         while item:
@@ -148,7 +140,7 @@ class RequestQueue:
             length = max(length, item.length)
             item.request.running += 1
             self._remove(item)
-            item = self._batch_mate(head, len(batch), length, last_priority, only_short) if self.queue_items else None
+            item = self._batch_mate(head, len(batch), length, only_short) if self.queue_items else None
         if head.request.is_long:
             self._owed_s = head.request.runner.seconds(len(batch), length)
         else:
@@ -178,21 +170,19 @@ class RequestQueue:
         return True
 
     def _threads_for_long(self, now: float) -> int:
-        return max(self.threads - (now - self._last_short < RESERVE_S), 1)
+        return max(self.threads - (now - self._last_short < RECENT_S), 1)
 
-    def _check_wait(self, wait: float, own: float, time_left_s: float) -> None:
-        """Checks a predicted wait; `own` is the virtual time between a request's first and last item, divided by the threads."""
-        # not `PREDICTION_ERROR * (wait + own)`: a full queue would then admit only short requests
-        if max(PREDICTION_ERROR * wait, wait + own) > time_left_s:
-            raise RefusedError(
-                "the queue takes about {wait:.1f} s and the request itself {own:.1f} s, and its deadline is in {left:.1f} s; "
-                "try again later, send less at once, or allow more time.",
-                wait=wait,
-                own=own,
-                left=time_left_s,
-                reason="deadline",
-                retry_after_s=wait - min(time_left_s / PREDICTION_ERROR, time_left_s - own),
-            )
+    def _deadline_error(self, wait: float, own: float, time_left_s: float) -> RefusedError:
+        """Returns an error with a predicted wait; `own` is the virtual time between a request's first and last item, per thread."""
+        return RefusedError(
+            "the queue takes about {wait:.1f} s and the request itself {own:.1f} s, and its deadline is in {left:.1f} s; "
+            "try again later, send less at once, or allow more time.",
+            wait=wait,
+            own=own,
+            left=time_left_s,
+            reason="deadline",
+            retry_after_s=wait + own - time_left_s / PREDICTION_ERROR,
+        )
 
     def _full_error(self, tokens: int, limit: int, remaining_s: float) -> RefusedError:
         excess = (self.held_tokens + tokens - limit) / max(self.held_tokens, 1)
@@ -208,7 +198,7 @@ class RequestQueue:
         )
 
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
-        """Returns items with their priorities, and moves the priority of the request behind them.
+        """Returns the next items of a request with their priorities, moves its own priority behind them, and decides whether it is long.
 
         The predicted seconds of an item are those of a full batch of such items, divided by their number.
         """
@@ -223,6 +213,7 @@ class RequestQueue:
             length, seconds = runs[tokens]
             items.append(Item(request, index, payload, length, seconds, request.priority))
             request.priority += PACE * seconds
+        request.is_long |= items[-1].priority - request.arrived > PACE * LONG_S
         return items
 
     def _add(self, request: ScheduledRequest, items: list[Item]) -> None:
@@ -249,7 +240,7 @@ class RequestQueue:
             return short or long
         return short if self._owed_s > 0 or short.priority <= long.priority else long
 
-    def _batch_mate(self, head: Item, rows: int, length: int, last_priority: float, only_short: bool) -> Item | None:
+    def _batch_mate(self, head: Item, rows: int, length: int, only_short: bool) -> Item | None:
         """Returns the best item to add to a batch of `rows` items padded to `length`, or None if no item is worth it.
 
         It is worth it if the batch stays within its limit, and if the time that it saves for all waiting items exceeds the delay that it
@@ -258,7 +249,7 @@ class RequestQueue:
         request = head.request
         runner = request.runner
         waiting_items = ((self._short_items,) if only_short else (self._short_items, self._long_items)) if runner.shares_batches else ()
-        for item in chain.from_iterable(waiting.nearest(runner, length, last_priority) for waiting in waiting_items):
+        for item in chain.from_iterable(waiting.nearest(runner, length, head.priority + MAX_LAG_S) for waiting in waiting_items):
             longer = max(length, item.length)
             shape = runner.padded_shape(rows + 1, longer)
             if shape is None or shape[0] * shape[1] > self.max_batch_tokens:
@@ -271,11 +262,6 @@ class RequestQueue:
             if saved * self.queue_items > delay * rows and saved >= max(MIN_GAIN * run_s, delay if favors_long else 0.0):
                 return item
         return None
-
-
-def _earlier_s(request: ScheduledRequest, items: Sequence[Item]) -> float:
-    """Returns the predicted seconds of a request's items before the last one of these."""
-    return (items[-1].priority - request.arrived) / PACE
 
 
 _Heap = list[tuple[float, int, Item]]  # by priority, in the order of arrival if priorities are equal

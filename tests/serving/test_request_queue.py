@@ -116,7 +116,7 @@ def test_a_request_holds_its_tokens_until_it_ends() -> None:
 
 
 def test_large_requests_leave_room_for_small_ones() -> None:
-    queue = new_queue(max_queue_tokens=1024, max_batch_tokens=512)
+    queue = new_queue(max_queue_tokens=1024, max_batch_tokens=16)
     add(queue, 512)
     add(queue, 384)
     with pytest.raises(RefusedError):
@@ -127,7 +127,7 @@ def test_large_requests_leave_room_for_small_ones() -> None:
         add(queue, 16)
     with pytest.raises(RefusedError):
         queue.check_arrival(100.0, 0.0)
-    empty = new_queue(max_queue_tokens=1024, max_batch_tokens=1024)
+    empty = new_queue(max_queue_tokens=1024, max_batch_tokens=16)
     with pytest.raises(RefusedError):
         add(empty, 897)
     add(empty, empty.max_request_tokens)
@@ -182,7 +182,7 @@ def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -
 
 def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
     """A full queue predicts from its queued seconds when the request will fit."""
-    queue = new_queue(max_queue_tokens=100)
+    queue = new_queue(max_queue_tokens=100, max_batch_tokens=40)
     add(queue, 40, 40, runner=alone(4.0))
     with pytest.raises(RefusedError) as error:
         add(queue, 50)
