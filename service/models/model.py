@@ -15,7 +15,7 @@ from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
-from bertserve.service.scheduling.scheduler import EXPIRED, Scheduler
+from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import total_chars
 from bertserve.service.tasks.step import TaskModel
@@ -141,11 +141,7 @@ class Model:
         else:
             if progress.trace is not None:
                 progress.trace.mark_queued(time.perf_counter())
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await scheduler.prepare.run(progress.tokenize, chars)
-            except TimeoutError as error:
-                raise ExpiredError(EXPIRED) from error
+            await scheduler.prepare(progress.tokenize, chars, timeout_s)
         payloads = progress.payloads()
         if payloads:
             request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)

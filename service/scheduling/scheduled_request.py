@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 
@@ -93,7 +94,7 @@ class InferenceThread(threading.Thread):
         batch: The items that run; empty while it waits.
         predicted_s: Predicted seconds of the run.
         since: Start time of the run.
-        run_s: Whole seconds since the run began; None while the thread waits or decodes.
+        run_start: Start of the run in calls of `check_hung_runs`; infinite while the thread waits or decodes.
         setup_calls: Functions that set up what libraries keep per thread; it calls one between two batches.
     """
 
@@ -103,5 +104,5 @@ class InferenceThread(threading.Thread):
         self.batch: Sequence[Item] = ()
         self.predicted_s = 0.0
         self.since = 0.0
-        self.run_s: int | None = None
+        self.run_start = inf
         self.setup_calls = deque[Callable[[], object]]()

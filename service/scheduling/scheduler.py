@@ -12,21 +12,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any
 
-from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, UnavailableError, error_for_caller
-from bertserve.service.scheduling.prepare import PreparePool
-from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, RefusedError, UnavailableError, error_for_caller
+from bertserve.service.scheduling.request_queue import RECENT_S, RequestQueue
 from bertserve.service.scheduling.scheduled_request import InferenceThread, Item, ScheduledRequest, SizedPayloads
 
 logger = logging.getLogger("bertserve.scheduler")
 
 POLL_INTERVAL_S = 0.02
 
-# Seconds in which a multi-threaded run must have had its cores for itself. The current number of runs is a poor prediction: if requests
-# arrive at random, a multi-threaded run soon shares its cores, and both runs take longer.
-RECENT_S = 1.0
+# Characters of the requests that are tokenized on prepare threads or wait for them: about five seconds of work on one thread.
+MAX_PREPARE_CHARS = 2**24
 
 # A run counts as hung after this many seconds, because it may read weights from a disk, and this many times its predicted seconds, which
 # adapt to the speed of the machine.
@@ -40,7 +39,6 @@ class Scheduler:
 
     Attributes:
         queue: Its queue; only the scheduler changes it.
-        prepare: The threads that tokenize long texts.
         clock: Returns monotonic seconds.
         multi_threads: Threads of a multi-threaded run.
         withdrawn: Set before `stop`, to report not ready and still accept work.
@@ -67,19 +65,21 @@ class Scheduler:
             on_hang: Called for each run that hangs.
         """
         self.queue = queue
-        self.prepare = PreparePool(prepare_threads)
         self.clock = clock
         self.multi_threads = multi_threads
-        self._multi_threaded_runs = max(1, queue.threads // multi_threads)  # multi-threaded runs that have enough threads
+        self._prepare_pool = ThreadPoolExecutor(prepare_threads, thread_name_prefix="prepare")  # its threads start with the first calls
+        self._prepare_chars = 0
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
-        self._last_crowded = -inf  # last time at which more than `_multi_threaded_runs` runs were active or waiting
+        self._last_crowded = -inf  # last time at which the active and waiting runs were too many for multi-threaded runs
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []  # without those that hang
+        self._seconds = 0  # calls of `check_hung_runs`
         self._hangs = 0
         self._on_hang = on_hang
-        self._accepts = self._stopped = False
         self.withdrawn = False
+        self._stopping = False  # refuses new requests
+        self._stopped = False  # starts no more runs
         self._ended_s = 0.0  # seconds of the batches that have ended
         self.failure: str | None = None
         for _ in range(queue.threads):
@@ -87,8 +87,8 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts work: it has started, is not about to stop, and has not failed."""
-        return self._accepts and not self.withdrawn and self.failure is None
+        """Whether it accepts work: it is not about to stop, and has not failed."""
+        return not (self.withdrawn or self._stopping)
 
     @property
     def wait_s(self) -> float:
@@ -112,7 +112,6 @@ class Scheduler:
         for thread in self._threads:
             thread.start()
         self.on_each_thread([])  # waits for the earlier calls
-        self._accepts = True
 
     def on_each_thread(self, setup_calls: Sequence[Callable[[], object]]) -> None:
         """Calls functions on each inference thread, to set up what libraries keep per thread; it returns after the calls.
@@ -120,13 +119,13 @@ class Scheduler:
         A thread makes one setup call between two batches. Before the start, this method does not wait, and `start` waits for the calls.
         """
         with self._lock:
-            ends = [(thread, threading.Event()) for thread in self._threads]
-            for thread, end in ends:
-                thread.setup_calls += (*setup_calls, end.set)
+            threads = list(self._threads)
+            for thread in threads:
+                thread.setup_calls += setup_calls
             self._wakeup.notify_all()
-        for thread, end in ends:
-            while thread in self._threads and thread.is_alive() and not (end.wait(POLL_INTERVAL_S) or self._stopped):
-                pass
+        for thread in threads:
+            while thread.setup_calls and thread.is_alive() and not self._stopped:
+                thread.join(POLL_INTERVAL_S)
 
     def check_arrival(self, timeout_s: float) -> None:
         """Checks whether a short request that arrives now would be admitted, before its texts are tokenized.
@@ -136,9 +135,40 @@ class Scheduler:
             UnavailableError: The scheduler is stopping, the device is lost, an inference thread has died, or too many hang.
         """
         with self._lock:
-            if not self._accepts or self.failure:
+            if self._stopping:
                 raise self._unavailable_error()
             self.queue.check_arrival(timeout_s, self._remaining_s())
+
+    async def prepare(self, tokenize: Callable[[], object], chars: int, timeout_s: float) -> None:
+        """Calls a function on a prepare thread, in order of arrival. A call that has begun continues if the coroutine is cancelled.
+
+        Raises:
+            RefusedError: The requests that are tokenized or wait for it have too many characters.
+            ExpiredError: The call has not ended after `timeout_s` seconds.
+            UnavailableError: The scheduler stopped before the call.
+        """
+        if self._prepare_chars and self._prepare_chars + chars > MAX_PREPARE_CHARS:
+            raise RefusedError(
+                "the texts that wait to be tokenized have {waiting_chars} characters, of {limit} that are allowed; try again later.",
+                waiting_chars=self._prepare_chars,
+                limit=MAX_PREPARE_CHARS,
+                reason="queue_full",
+                retry_after_s=1.0,
+            )
+
+        def call() -> None:
+            if self._stopped:  # cancelled calls would look like clients that have left
+                raise self._unavailable_error()
+            tokenize()
+
+        self._prepare_chars += chars
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._loop.run_in_executor(self._prepare_pool, call)
+        except TimeoutError as error:
+            raise ExpiredError(EXPIRED) from error
+        finally:
+            self._prepare_chars -= chars
 
     async def run(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
@@ -155,7 +185,7 @@ class Scheduler:
         """
         request.future = self._loop.create_future()
         with self._lock:
-            if self._stopped or self.failure:
+            if self._stopped:
                 raise self._unavailable_error()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(EXPIRED)
@@ -176,16 +206,12 @@ class Scheduler:
         Returns:
             The number of requests that were failed.
         """
-        self._accepts = False
+        self._stopping = True
         end = self._loop.time() + shutdown_timeout_s
-        while (self.queue.requests or self.prepare.is_busy) and not self.failure and self._loop.time() < end:
+        while (self.queue.requests or self._prepare_chars) and not self._stopped and self._loop.time() < end:
             await asyncio.sleep(POLL_INTERVAL_S)
-        with self._lock:
-            self._stopped = True
-            aborted = len(self.queue.requests)
-            self._wakeup.notify_all()
-        self._end_all()
-        self.prepare.close()
+        aborted = self._abort()
+        self._prepare_pool.shutdown(wait=False)
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in self._threads))
         return aborted
@@ -207,25 +233,29 @@ class Scheduler:
         try:
             while self._run_next_batch(thread):
                 pass
+        except DeviceLostError as error:
+            logger.critical("%s", error.message)
+            self._abort("the GPU failed, and the service must be restarted")
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
             # An error of the scheduler itself; `_execute` and `_deliver` handle errors of the work. The queue may be inconsistent, so no
             # thread can continue.
             logger.critical("an inference thread died of %s. This is a bug; the service must be restarted", type(error).__name__)
-            self._fail_all("an inference thread died, and the service must be restarted")
+            self._abort("an inference thread died, and the service must be restarted")
 
     def _run_next_batch(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
         with self._lock:
             if thread.batch and thread in self._threads:
                 self._ended_s += self.clock() - thread.since
-            thread.batch = ()
+            thread.batch, thread.run_start = (), inf
         if thread.setup_calls:  # after the batch has ended, so that the time of a setup call does not count as its time
             try:
-                thread.setup_calls.popleft()()
-            except DeviceLostError as error:
-                self._lose_device(error)
+                thread.setup_calls[0]()
+            except DeviceLostError:
+                raise
             except Exception as error:  # noqa: BLE001 - the boundary of a setup call: without it, the first batches are slower
                 logger.warning("%s: a setup call failed with %s", thread.name, type(error).__name__)
+            thread.setup_calls.popleft()  # after the call, because `on_each_thread` waits until none is left
         with self._lock:
             while True:
                 if self._stopped or thread not in self._threads:
@@ -239,9 +269,10 @@ class Scheduler:
             if self.queue.queue_items:
                 self._wakeup.notify()  # an idle thread may now find an item that it can start
             thread.batch, thread.since = batch, now
-            running = sum(bool(other.batch) for other in self._threads)
-            if running + self.queue.queue_items > self._multi_threaded_runs:
+            runs = sum(bool(other.batch) for other in self._threads) + self.queue.queue_items
+            if runs > 1 and runs * self.multi_threads > self.queue.threads:
                 self._last_crowded = now
+            # not only by the current runs: if requests arrive at random, a multi-threaded run would soon share its cores
             multi_threaded = now - self._last_crowded > RECENT_S
         if batch:
             self._execute(thread, batch, multi_threaded=multi_threaded)
@@ -252,19 +283,15 @@ class Scheduler:
         runner = batch[0].request.runner
         thread.predicted_s = self.clock() - thread.since + runner.seconds(len(batch), max(item.length for item in batch))
         try:
-            thread.run_s = 0
-            try:
-                results = runner.run([item.payload for item in batch], multi_threaded=multi_threaded)
-            finally:
-                with self._lock:
-                    thread.run_s = None  # decoding does not count: each request limits its own, and a batch can end many requests
+            thread.run_start = self._seconds
+            results = runner.run([item.payload for item in batch], multi_threaded=multi_threaded)
+            thread.run_start = inf  # decoding does not count: each request limits its own, and a batch can end many requests
             if len(results) != len(batch):
                 raise EngineError(
                     "the graph returned {rows} rows for {inputs} inputs. This is a bug.", rows=len(results), inputs=len(batch)
                 )
-        except DeviceLostError as error:
-            self._lose_device(error)
-            return
+        except DeviceLostError:
+            raise
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: no error of a run may end the inference thread
             if len(batch) == 1:
                 self._end(batch[0].request, error_for_caller(error))
@@ -323,18 +350,16 @@ class Scheduler:
         if request.waiting:
             self._end(request, ExpiredError(EXPIRED))
 
-    def _end_all(self) -> None:
-        for request in list(self.queue.requests):
-            self._end(request, self._unavailable_error())  # an error each, because a stream adds the number of the line to its own
-
-    def _fail_all(self, failure: str) -> None:
-        """Fails all requests, because no later run can succeed."""
-        self.failure = failure
-        self._end_all()
-
-    def _lose_device(self, error: DeviceLostError) -> None:
-        logger.critical("%s", error.message)
-        self._fail_all("the GPU failed, and the service must be restarted")
+    def _abort(self, failure: str | None = None) -> int:
+        """Fails all requests and starts no more runs; returns the number of requests. With a failure, the process must be restarted."""
+        with self._lock:
+            self.failure = self.failure or failure
+            self._stopping = self._stopped = True
+            requests = list(self.queue.requests)
+            for request in requests:
+                self._end(request, self._unavailable_error())  # an error each, because a stream adds the number of the line to its own
+            self._wakeup.notify_all()
+        return len(requests)
 
     def check_hung_runs(self) -> None:
         """Replaces the threads whose run hangs; it must be called once per second.
@@ -342,15 +367,14 @@ class Scheduler:
         It counts its calls instead of reading a clock: if the process was suspended, there were none, so no run counts as hung when it
         continues.
         """
-        for thread in list(self._threads):
-            with self._lock:
-                if thread.run_s is not None:
-                    if thread.run_s >= max(MIN_HANG_S, HANG_FACTOR * thread.predicted_s):
-                        self._replace_hung(thread, thread.run_s)
-                    else:
-                        thread.run_s += 1
+        with self._lock:  # a run that ends meanwhile is either answered or replaced
+            for thread in list(self._threads):
+                seconds = self._seconds - thread.run_start
+                if seconds >= max(MIN_HANG_S, HANG_FACTOR * thread.predicted_s):
+                    self._replace_hung(thread, seconds)
+            self._seconds += 1
 
-    def _replace_hung(self, thread: InferenceThread, seconds: int) -> None:
+    def _replace_hung(self, thread: InferenceThread, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. After as many hangs as threads, nothing can run."""
         self._threads.remove(thread)
         self._ended_s += self.clock() - thread.since
@@ -360,13 +384,13 @@ class Scheduler:
         self._on_hang()
         for request in {item.request for item in thread.batch}:
             error = EngineError(
-                "a model run with this request has hung for {seconds} s; try again with other texts, and tell the operator.",
+                "a model run with this request has hung for {seconds:.0f} s; try again with other texts, and tell the operator.",
                 seconds=seconds,
             )
             self._end(request, error)
         if self._hangs >= self.queue.threads:
-            self._fail_all("since the start, as many runs have hung as there are inference threads")
-        elif self.failure is None:
+            self._abort("since the start, as many runs have hung as there are inference threads")
+        elif not self._stopped:
             self._add_thread().start()
 
     def _unavailable_error(self) -> UnavailableError:

@@ -89,7 +89,7 @@ class Harness:
         then: Sequence[Any] = (),
         tokenize: Callable[[], object] | None = None,
     ) -> Any:
-        """Runs a request with an item per payload, and then one with each of `then`, after a call in the prepare pool.
+        """Runs a request with an item per payload, and then one with each of `then`, after a call on a prepare thread.
 
         Returns the result of `finish`.
         """
@@ -102,7 +102,7 @@ class Harness:
 
         self.scheduler.check_arrival(timeout_s)
         if tokenize is not None:
-            await self.scheduler.prepare.run(tokenize, 1000)
+            await self.scheduler.prepare(tokenize, 1000, timeout_s)
         now = self.scheduler.clock()
         request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s, tokens * len(payloads))
         await self.scheduler.run(request, [(tokens, payload) for payload in payloads])

@@ -11,9 +11,9 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, RefusedError, UnavailableError
-from bertserve.service.scheduling.prepare import MAX_CHARS_IN_POOL
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item
+from bertserve.service.scheduling.scheduler import MAX_PREPARE_CHARS
 from scheduler_harness import Harness, constant_seconds, on_loop, play
 
 
@@ -292,22 +292,19 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
 
 
 @on_loop()
-async def test_a_call_of_the_prepare_pool_counts_until_it_ends(harness: Harness) -> None:
-    start, gate, pool = threading.Event(), threading.Event(), harness.scheduler.prepare
-
-    def tokenize() -> None:
-        start.set()
-        assert gate.wait(20)
-
-    running, waiting = (asyncio.ensure_future(pool.run(tokenize, MAX_CHARS_IN_POOL // 2)) for _ in range(2))
-    await asyncio.to_thread(start.wait)
-    for caller in (running, waiting):
-        caller.cancel()
-    await asyncio.wait([running, waiting])
-    with pytest.raises(RefusedError):  # the call that has begun counts, and the other one does not
-        await pool.run(list, MAX_CHARS_IN_POOL // 2 + 1)
-    await asyncio.gather(asyncio.to_thread(gate.set), pool.run(list, MAX_CHARS_IN_POOL // 2))
-    assert not pool.is_busy
+async def test_texts_that_wait_to_be_tokenized_are_limited(harness: Harness) -> None:
+    gate, prepare = threading.Event(), harness.scheduler.prepare
+    running, waiting = (asyncio.ensure_future(prepare(gate.wait, MAX_PREPARE_CHARS // 2, 20.0)) for _ in range(2))
+    await asyncio.sleep(0)
+    with pytest.raises(RefusedError):
+        await prepare(list, 1, 20.0)
+    with pytest.raises(ExpiredError):
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await prepare(list, 1, 0.01)
+    gate.set()
+    await running
+    await prepare(list, 2 * MAX_PREPARE_CHARS, 20.0)
 
 
 @on_loop(threads=2, max_queue_tokens=100_000)
@@ -342,7 +339,7 @@ async def test_a_run_is_multi_threaded_only_without_other_work(harness: Harness)
     await harness.run("lone", runner=runner)
     await harness.run(*range(8), runner=alone)
     for delay_s, payload in ((1.0, "soon after"), (0.1, "later")):
-        await asyncio.to_thread(harness.scheduler.on_each_thread, [])  # a thread can still be behind its last run
+        await asyncio.to_thread(harness.scheduler.on_each_thread, [list])  # a thread can still be behind its last run
         harness.clock.now += delay_s
         await harness.run(payload, runner=runner)
     assert ["lone", "later"] == multi_threaded_payloads
