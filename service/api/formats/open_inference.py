@@ -110,8 +110,8 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
     model = request.named_model
     infer, binary_data = _parse_body(raw, request)
     options = infer.parameters or InferParameters()
-    timeout_s, max_timeout_ms = options.timeout / 1_000_000, request.state.settings.max_timeout_ms
-    if timeout_s > max_timeout_ms / 1000:
+    max_timeout_ms = request.state.settings.max_timeout_ms
+    if options.timeout > 1000 * max_timeout_ms:
         raise InvalidValueError("`parameters.timeout` is over {limit} ms; make it smaller.", limit=max_timeout_ms)
     parameters = options.model_extra or {}
     names = dict.fromkeys(tensor.name for tensor in infer.inputs)
@@ -135,7 +135,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
             tensors.append(_tensor(name, values[name], is_binary))
         return {**head, "outputs": [tensor for tensor, _ in tensors]}, b"".join(data for _, data in tensors)
 
-    return Call(task, model, body, to_response, timeout_s)
+    return Call(task, model, body, to_response, options.timeout / 1_000_000)
 
 
 def metadata(model: Model) -> dict[str, Any]:
