@@ -104,18 +104,6 @@ def _client(key: _Service) -> httpx.AsyncClient:
     return _loop().run(start())
 
 
-def classify(models: Path, body: Any, *, path: str = "/classify", **options: Any) -> httpx.Response:
-    """Returns the response to a POST of `body`: bytes are sent unchanged, any other value as JSON."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return call(models, "POST", path, content=content, **options)
-
-
-def results(models: Path, inputs: Any, **parameters: Any) -> Any:
-    response = classify(models, {"inputs": inputs, "parameters": parameters})
-    assert 200 == response.status_code, response.text
-    return response.json()
-
-
 def posting(path: str = "/classify", *headers: tuple[bytes, bytes]) -> dict[str, Any]:
     """Returns the ASGI scope of a POST."""
     return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": list(headers)}
@@ -140,30 +128,24 @@ def open_api(models: Path) -> Iterator[Send]:
     yield lambda *args, **request: _loop().run(asyncio.wait_for(client.request(*args, **request), 20))
 
 
-def post(api: Send, body: Any, *, path: str, **options: Any) -> httpx.Response:
-    return api("POST", path, content=json.dumps(body).encode(), **options)
+def post(api: Send | Path, body: Any, *, path: str = "/classify", **options: Any) -> httpx.Response:
+    """Returns the response to a POST of `body`: bytes are sent unchanged, any other value as JSON. `api` can be a folder of models."""
+    send = functools.partial(call, api) if isinstance(api, Path) else api
+    return send("POST", path, content=body if isinstance(body, bytes) else json.dumps(body).encode(), **options)
 
 
-def ask(api: Send, path: str, inputs: Any, **parameters: Any) -> httpx.Response:
-    return post(api, {"inputs": inputs, "parameters": parameters}, path=path)
-
-
-def result(api: Send, path: str, body: Any, **options: Any) -> Any:
-    response = post(api, body, path=path, **options)
+def result(api: Send | Path, path: str, **body: Any) -> Any:
+    response = post(api, body, path=path)
     assert 200 == response.status_code, response.text
     return response.json()
-
-
-def result_of_fields(api: Send, path: str, **body: Any) -> Any:
-    return result(api, path, body)
 
 
 def error_of_body(api: Send, path: str, body: Any, **options: Any) -> str:
     return error_of(post(api, body, path=path, **options), 422, "invalid_value")
 
 
-def result_of(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
-    return result(api, path, {"inputs": inputs, "parameters": parameters})
+def result_of(api: Send | Path, path: str, inputs: Any, **parameters: Any) -> Any:
+    return result(api, path, inputs=inputs, parameters=parameters)
 
 
 def error_of_inputs(api: Send, path: str, inputs: Any, **parameters: Any) -> str:

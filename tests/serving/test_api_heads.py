@@ -36,17 +36,17 @@ def test_missing_layers_and_repeated_layers_are_refused(api: Send, layers: list[
 
 def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:
     """The official client's flat keys have the same effect as the same names in `parameters`. Conflicting values are an error."""
-    flat = result(api, EMBED, {"inputs": "a good film", "normalize": True, "dimensions": 3, "truncate": None, "encoding_format": "float"})
+    flat = result(api, EMBED, inputs="a good film", normalize=True, dimensions=3, truncate=None, encoding_format="float")
     assert_same(flat, result_of(api, EMBED, "a good film", normalize=True, dimensions=3))
     assert pytest.approx(1, abs=1e-6) == float(np.linalg.norm(flat[0]))
-    assert_same(flat, result(api, EMBED, {"inputs": "a good film", "normalize": True, "parameters": {"normalize": True, "dimensions": 3}}))
+    assert_same(flat, result(api, EMBED, inputs="a good film", normalize=True, parameters={"normalize": True, "dimensions": 3}))
     assert "`normalize`" in error_of_body(api, EMBED, {"inputs": "a", "normalize": True, "parameters": {"normalize": False}})
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True, "dimensions": 3}, {"pooling": "none"}])
 def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) -> None:
     numbers = result_of(api, EMBED, ["a good film", ""], **options)
-    texts_of_rows = result(api, EMBED, {"inputs": ["a good film", ""], "encoding_format": "base64", **options})
+    texts_of_rows = result(api, EMBED, inputs=["a good film", ""], encoding_format="base64", **options)
     assert texts_of_rows == result_of(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
     rows = [row if isinstance(row, list) else [row] for row in texts_of_rows]
     decoded_rows = [np.array([np.frombuffer(base64.b64decode(text), dtype="<f4") for text in row]) for row in rows]

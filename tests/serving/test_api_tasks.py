@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import LONG, Send, ask, assert_same, call, error_of, error_of_inputs, play, result_of, state_of
+from app_client import LONG, Send, assert_same, call, error_of, error_of_inputs, play, post, result_of, state_of
 from bertserve.service.models.request_progress import Prediction
 
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
@@ -82,7 +82,8 @@ def test_top_k_has_a_limit_that_the_operator_sets(api: Send, path: str, tmp_path
 
 
 def test_the_warning_is_a_valid_header_for_any_target(api: Send) -> None:
-    response = ask(api, FILL, INPUTS[FILL], targets=["日本", "\U0001f600", "é\r\nx-evil: 1", *(f"z{i}" for i in range(500))])
+    targets = ["日本", "\U0001f600", "é\r\nx-evil: 1", *(f"z{i}" for i in range(500))]
+    response = post(api, {"inputs": INPUTS[FILL], "parameters": {"targets": targets}}, path=FILL)
     assert 200 == response.status_code
     assert response.headers["x-hf-warning"].isascii()
     assert len(response.headers["x-hf-warning"]) < 300
@@ -103,7 +104,7 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
 
 def test_targets_without_a_token_of_their_own_get_a_warning(api: Send) -> None:
     """A target outside the vocabulary is replaced by its first token. The warnings count both kinds."""
-    response = ask(api, FILL, INPUTS[FILL], targets=["", "good", "\u200b", "zebra"])
+    response = post(api, {"inputs": INPUTS[FILL], "parameters": {"targets": ["", "good", "\u200b", "zebra"]}}, path=FILL)
     assert {"z", "good"} == {item["token_str"] for item in response.json()}
     unknown, without_tokens = response.headers.get_list("x-hf-warning")
     assert unknown.startswith("targets; 1 of 4 ") and unknown.endswith(": z") and without_tokens.startswith("targets; 2 of 4 ")
@@ -111,7 +112,7 @@ def test_targets_without_a_token_of_their_own_get_a_warning(api: Send) -> None:
 
 def test_the_mask_as_a_candidate_is_not_in_the_sequence(api: Send) -> None:
     """The pipeline leaves out special tokens if a text has one mask, and the mask is special."""
-    [item] = ask(api, FILL, INPUTS[FILL], targets=["[MASK]"]).json()
+    [item] = result_of(api, FILL, INPUTS[FILL], targets=["[MASK]"])
     assert ("[MASK]", "a film") == (item["token_str"], item["sequence"])
 
 

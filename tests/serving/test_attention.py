@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 import app_client
 import tiny
-from app_client import Send, call_fresh, error_of, open_api, post, result_of_fields, state_of
+from app_client import Send, call_fresh, error_of, open_api, post, result, state_of
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import BundleError, SettingsError
 from bertserve.service.tasks import cost
@@ -51,7 +51,7 @@ def started_service(folder: Path) -> Iterator[Send]:
 
 
 def attention_of(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:
-    return result_of_fields(api, path, inputs=inputs, parameters=parameters, **({"model": model} if model else {}))
+    return result(api, path, inputs=inputs, parameters=parameters, **({"model": model} if model else {}))
 
 
 def error_for(api: Send, inputs: Any, **parameters: Any) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app_client import Send, ask, error_of, error_of_inputs, post, result_of
+from app_client import Send, error_of, error_of_inputs, post, result_of
 
 
 @pytest.fixture(name="limit_bytes")
@@ -80,7 +80,7 @@ def test_the_work_of_decoding_has_a_limit(
     api: Send, path: str, limit_us: int, inputs: Any, accepted: dict[str, Any], refused: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", limit_us)
-    assert 200 == ask(api, path, inputs, **accepted).status_code
+    assert 200 == post(api, {"inputs": inputs, "parameters": accepted}, path=path).status_code
     assert "`max_answer_len`" in too_large(api, path, inputs=inputs, parameters=refused)
 
 
@@ -88,7 +88,7 @@ def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypat
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_TOKENIZED_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(result_of(api, "/choose", few))
-    assert "1340 characters" in error_of(ask(api, "/choose", many), 413, "too_large")
+    assert "1340 characters" in error_of(post(api, {"inputs": many}, path="/choose"), 413, "too_large")
 
 
 def test_all_targets_together_have_a_limit_of_characters(api: Send) -> None:

@@ -12,7 +12,7 @@ import tokenizers
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import tiny
-from app_client import classify, error_of, serving, state_of
+from app_client import error_of, post, serving, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.errors import BundleError, StartError
@@ -112,9 +112,9 @@ def move_weights(path: Path, location: str = DATA, *, is_listed: bool = True, ou
 
 
 def test_a_listed_file_is_loaded(models: Path) -> None:
-    whole = classify(models, {"inputs": "good"}).json()
+    whole = post(models, {"inputs": "good"}).json()
     move_weights(models / "tiny")
-    assert whole == classify(models, {"inputs": "good"}).json()
+    assert whole == post(models, {"inputs": "good"}).json()
 
 
 def hide_location(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import LONG, call, classify, error_of, results
+from app_client import LONG, call, error_of, post, result_of
 
 HUGE_NUMBER = b"9" * 5000
 
@@ -16,8 +16,8 @@ HUGE_NUMBER = b"9" * 5000
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8", ""])
 def test_the_content_type_does_not_matter(models: Path, content_type: str) -> None:
     """The body is parsed as JSON with any content type: `curl -d` sends that of a form."""
-    response = classify(models, {"inputs": "good"}, headers={"content-type": content_type})
-    assert response.json() == results(models, "good")
+    response = post(models, {"inputs": "good"}, headers={"content-type": content_type})
+    assert response.json() == result_of(models, "/classify", "good")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_content_type_does_not_matter(models: Path, content_type: str) -> No
     ],
 )
 def test_a_body_that_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
-    error_of(classify(models, raw), 400, "malformed")
+    error_of(post(models, raw), 400, "malformed")
 
 
 ROOM = 30  # text tokens that fit a tiny bundle; 29 for a pair
@@ -55,29 +55,29 @@ def words(count: int) -> str:
     ],
 )
 def test_truncated_inputs_are_counted_and_named(models: Path, inputs: Any, count: str, warning: str) -> None:
-    headers = classify(models, {"inputs": inputs}).headers
+    headers = post(models, {"inputs": inputs}).headers
     assert count == headers["x-truncated"]
     assert re.fullmatch(warning, headers["x-hf-warning"])
 
 
 def test_a_stride_without_windows_is_an_error(models: Path) -> None:
-    assert "`window`" in error_of(classify(models, {"inputs": "good", "parameters": {"stride": 2}}), 422, "invalid_value")
+    assert "`window`" in error_of(post(models, {"inputs": "good", "parameters": {"stride": 2}}), 422, "invalid_value")
 
 
 def test_an_empty_text_is_answered_with_a_warning(models: Path) -> None:
     """The pipeline answers an empty text too. For a list, the warning names the empty inputs."""
     for text in ("", " \n"):
-        response = classify(models, {"inputs": text})
+        response = post(models, {"inputs": text})
         assert 200 == response.status_code
         assert response.headers["x-hf-warning"].startswith("empty; ")
         assert "inputs[" not in response.headers["x-hf-warning"]
-    assert classify(models, {"inputs": ["", "good", ""]}).headers["x-hf-warning"].endswith(": inputs[0], inputs[2]")
-    assert "x-hf-warning" not in classify(models, {"inputs": {"text": "", "text_pair": "good"}}).headers
+    assert post(models, {"inputs": ["", "good", ""]}).headers["x-hf-warning"].endswith(": inputs[0], inputs[2]")
+    assert "x-hf-warning" not in post(models, {"inputs": {"text": "", "text_pair": "good"}}).headers
 
 
 @pytest.mark.parametrize("parameters", [{}, {"truncation": False}, {"window": "mean"}])
 def test_a_text_of_the_maximum_length_is_not_truncated(models: Path, parameters: dict[str, Any]) -> None:
-    response = classify(models, {"inputs": words(ROOM), "parameters": parameters})
+    response = post(models, {"inputs": words(ROOM), "parameters": parameters})
     assert 200 == response.status_code
     assert "x-truncated" not in response.headers
     assert "x-hf-warning" not in response.headers
@@ -85,7 +85,7 @@ def test_a_text_of_the_maximum_length_is_not_truncated(models: Path, parameters:
 
 def test_the_default_stride_fits_the_model(models: Path) -> None:
     """By default, windows overlap by half if an overlap of 128 tokens does not fit."""
-    assert results(models, LONG, window="max", stride=ROOM // 2) == results(models, LONG, window="max")
+    assert result_of(models, "/classify", LONG, window="max", stride=ROOM // 2) == result_of(models, "/classify", LONG, window="max")
 
 
 def test_the_windows_of_a_text_are_reported(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import results
+from app_client import result_of
 from bertserve.service import __version__
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.validation_policy import difference, example_tolerance
@@ -93,7 +93,7 @@ def test_an_error_has_an_ipv6_address_in_brackets(command: str, host: str, capsy
 
 def test_check_fails_a_model_that_returns_another_result(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rounding makes no difference."""
-    result = results(models, REQUEST["inputs"], top_k=2)
+    result = result_of(models, "/classify", REQUEST["inputs"], top_k=2)
     score = result[0][0]["score"]
     for name, difference_ in (("b", 9e-5), ("a", 2e-4)):
         result[0][0]["score"] = score + difference_
@@ -108,7 +108,7 @@ def test_check_fails_a_model_that_returns_another_result(models: Path, tmp_path:
 
 def test_check_runs_an_example_that_exceeds_the_limits_of_requests(models: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stored"
-    tiny.bundle(folder, example={"request": REQUEST, "result": results(models, REQUEST["inputs"], top_k=2)})
+    tiny.bundle(folder, example={"request": REQUEST, "result": result_of(models, "/classify", REQUEST["inputs"], top_k=2)})
     assert 0 == main(["check", "--models", str(folder), "--max-chars", "1", "--max-inputs", "1"])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import call, classify, error_of, keys, play, results
+from app_client import call, error_of, keys, play, post, result, result_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.bundle import files
 from bertserve.service.check import check
@@ -42,12 +42,6 @@ def calibrated_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ask(models: Path, path: str, **body: Any) -> Any:
-    response = classify(models, body, path=path)
-    assert 200 == response.status_code, response.text
-    return response.json()
-
-
 def scores_of(answer: list[dict[str, Any]]) -> dict[str, float]:
     return {item["label"]: item["score"] for item in answer}
 
@@ -57,8 +51,8 @@ def test_scores_are_calibrated_and_their_order_stays(raw: Path, calibrated: Path
     inputs = [*TEXTS, {"text": "good", "text_pair": "a book"}, LONG]
     for window in (None, "mean", "max"):
         body = {"inputs": inputs, "parameters": {"window": window}}
-        before, after = ask(raw, "/models/classifier", **body), ask(calibrated, "/models/classifier", **body)
-        assert before == ask(calibrated, "/models/classifier", inputs=inputs, parameters={"window": window, "calibrated": False})
+        before, after = result(raw, "/models/classifier", **body), result(calibrated, "/models/classifier", **body)
+        assert before == result(calibrated, "/models/classifier", inputs=inputs, parameters={"window": window, "calibrated": False})
         for old, new in zip(before, after, strict=True):
             assert [item["label"] for item in old] == [item["label"] for item in new]
             powers = np.array([item["score"] for item in old]) ** 0.5  # a temperature of 2
@@ -69,14 +63,16 @@ def test_rounding_does_not_change_the_order(tmp_path: Path) -> None:
     """A calibration that makes several scores 0 keeps the order of the raw scores."""
     path = tiny.bundle(tmp_path, labels=("a", "b", "c", "d", "e"), seed=3)
     tiny.calibrate(path, scale=[2000.0])
-    answer = results(tmp_path, TEXTS)
-    assert [list(scores_of(item)) for item in results(tmp_path, TEXTS, calibrated=False)] == [list(scores_of(item)) for item in answer]
+    answer = result_of(tmp_path, "/classify", TEXTS)
+    assert [list(scores_of(item)) for item in result_of(tmp_path, "/classify", TEXTS, calibrated=False)] == [
+        list(scores_of(item)) for item in answer
+    ]
     assert all(item[-1]["score"] == item[-2]["score"] == 0 for item in answer)
 
 
 def test_an_explanation_is_about_the_calibrated_score(calibrated: Path) -> None:
-    [[best, *_]] = ask(calibrated, "/models/classifier", inputs="good film", parameters={"explain": True})
-    [[without, *others]] = ask(calibrated, "/models/classifier", inputs="good")
+    [[best, *_]] = result(calibrated, "/models/classifier", inputs="good film", parameters={"explain": True})
+    [[without, *others]] = result(calibrated, "/models/classifier", inputs="good")
     score = scores_of([without, *others])[best["label"]]
     assert best["explanation"][1]["importance"] == pytest.approx(best["score"] - score, abs=1e-6)
 
@@ -84,7 +80,7 @@ def test_an_explanation_is_about_the_calibrated_score(calibrated: Path) -> None:
 def test_other_scores_are_not_calibrated(raw: Path, calibrated: Path) -> None:
     for function in ("none", "sigmoid", "softmax"):
         body = {"inputs": TEXTS, "parameters": {"function_to_apply": function}}
-        assert ask(raw, "/models/classifier", **body) == ask(calibrated, "/models/classifier", **body)
+        assert result(raw, "/models/classifier", **body) == result(calibrated, "/models/classifier", **body)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +102,7 @@ def test_other_scores_are_not_calibrated(raw: Path, calibrated: Path) -> None:
 def test_wrong_parameters_and_thresholds_without_effect_are_errors(
     raw: Path, path: str, inputs: Any, parameters: dict[str, Any], word: str
 ) -> None:
-    assert word in error_of(classify(raw, {"inputs": inputs, "parameters": parameters}, path=path), 422, "invalid_value")
+    assert word in error_of(post(raw, {"inputs": inputs, "parameters": parameters}, path=path), 422, "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +116,7 @@ def test_wrong_parameters_and_thresholds_without_effect_are_errors(
     ],
 )
 def test_the_error_of_a_parameter_does_not_name_an_input(raw: Path, path: str, body: dict[str, Any], word: str) -> None:
-    message = error_of(classify(raw, body, path=path), 422, "invalid_value")
+    message = error_of(post(raw, body, path=path), 422, "invalid_value")
     assert message.startswith("parameters: ")
     assert word in message
 
@@ -135,21 +131,21 @@ def test_the_error_of_a_parameter_does_not_name_an_input(raw: Path, path: str, b
 )
 def test_logits_and_sums_can_have_any_threshold(raw: Path, path: str, body: dict[str, Any]) -> None:
     body["parameters"] |= {"decide": True, "threshold": -50.0, "min_confidence": 50.0}
-    decisions = ask(raw, path, **body)
+    decisions = result(raw, path, **body)
     assert "`min_confidence` 50" in (decisions[0] if isinstance(decisions, list) else decisions)["reason"]
 
 
 def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
     for parameters in ({"calibrated": False}, {"function_to_apply": "sigmoid"}):
         body = {"inputs": "good", "parameters": parameters | {"decide": True}}
-        assert 422 == classify(calibrated, body, path="/models/classifier").status_code
-    assert 422 == classify(calibrated, {"inputs": "a", "parameters": {"function_to_apply": "none", "calibrated": True}}).status_code
+        assert 422 == post(calibrated, body, path="/models/classifier").status_code
+    assert 422 == post(calibrated, {"inputs": "a", "parameters": {"function_to_apply": "none", "calibrated": True}}).status_code
 
 
 def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) -> None:
     """The threshold of the bundle applies. A threshold in the request replaces them, and a minimum is added."""
-    plain = ask(calibrated, "/models/classifier", inputs=TEXTS)
-    decisions = ask(calibrated, "/models/classifier", inputs=TEXTS, parameters={"decide": True})
+    plain = result(calibrated, "/models/classifier", inputs=TEXTS)
+    decisions = result(calibrated, "/models/classifier", inputs=TEXTS, parameters={"decide": True})
     assert plain == [item["scores"] for item in decisions]
     assert {True, False} == {item["abstained"] for item in decisions}
     for answer, item in zip(plain, decisions, strict=True):
@@ -162,15 +158,15 @@ def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) 
         ({"threshold": {best["label"]: 0.98}}, "threshold 0.98"),
         ({"min_confidence": 0.97}, "`min_confidence` 0.97"),
     ):
-        [item] = ask(calibrated, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True} | parameters)
+        [item] = result(calibrated, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True} | parameters)
         assert f"{best['score']:g}" in item["reason"]
         assert least in item["reason"]
 
 
 def test_a_reason_distinguishes_a_score_from_a_threshold_close_to_it(raw: Path) -> None:
-    [[best, *_]] = ask(raw, "/models/classifier", inputs=TEXTS[:1])
+    [[best, *_]] = result(raw, "/models/classifier", inputs=TEXTS[:1])
     for name in ("threshold", "min_confidence"):
-        [item] = ask(raw, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True, name: best["score"] + 1e-9})
+        [item] = result(raw, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True, name: best["score"] + 1e-9})
         score, least = (float(word) for word in item["reason"].split() if word[0].isdigit())
         assert score < least
 
@@ -178,20 +174,20 @@ def test_a_reason_distinguishes_a_score_from_a_threshold_close_to_it(raw: Path) 
 def test_a_minimum_keeps_the_thresholds_of_the_bundle(calibrated: Path) -> None:
     plain = {"inputs": TEXTS, "parameters": {"decide": True}}
     low = {"inputs": TEXTS, "parameters": {"decide": True, "min_confidence": 0.0}}
-    assert ask(calibrated, "/models/classifier", **plain) == ask(calibrated, "/models/classifier", **low)
-    [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 0.0})
+    assert result(calibrated, "/models/classifier", **plain) == result(calibrated, "/models/classifier", **low)
+    [item] = result(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 0.0})
     assert isinstance(item["decision"], list)
-    [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 1.0})
+    [item] = result(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 1.0})
     assert item["decision"] is None
 
 
 def test_a_label_with_a_threshold_is_chosen_from_it_on(raw: Path) -> None:
     """Even if another label has a better score; if no such label reaches its own, the best label without one is chosen."""
-    [answer] = ask(raw, "/models/classifier", inputs=TEXTS[:1])
+    [answer] = result(raw, "/models/classifier", inputs=TEXTS[:1])
     best, second, _ = answer
 
     def decision(**threshold: float) -> Any:
-        [item] = ask(raw, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True, "threshold": threshold})
+        [item] = result(raw, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True, "threshold": threshold})
         return item["decision"]
 
     assert second["label"] == decision(**{second["label"]: second["score"] - 1e-3})
@@ -200,8 +196,8 @@ def test_a_label_with_a_threshold_is_chosen_from_it_on(raw: Path) -> None:
 
 
 def test_coverage_gives_sets_of_labels(calibrated: Path) -> None:
-    [answer] = ask(calibrated, "/models/nli", inputs=["good"])
-    [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True})
+    [answer] = result(calibrated, "/models/nli", inputs=["good"])
+    [item] = result(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True})
     assert item["decision"] == [label["label"] for label in answer if label["score"] >= 0.2]
 
 
@@ -209,7 +205,7 @@ def test_the_threshold_of_a_label_does_not_change_sets(tmp_path: Path) -> None:
     """Otherwise a correct label could be missing."""
     path = tiny.bundle(tmp_path)
     tiny.calibrate(path, {"threshold": 0.0, "aim": "coverage"}, {"threshold": 1.0, "label": "positive"})
-    [item] = results(tmp_path, ["good"], decide=True)
+    [item] = result_of(tmp_path, "/classify", ["good"], decide=True)
     assert sorted(tiny.LABELS) == sorted(item["decision"])
 
 
@@ -217,9 +213,9 @@ def test_independent_labels_are_decided_one_by_one(tmp_path: Path) -> None:
     """The decision is a list, which may be empty. `top_k` limits only the scores; each label can have its own calibration."""
     path = tiny.bundle(tmp_path, activation="sigmoid")
     tiny.calibrate(path, {"threshold": 0.9, "label": "neutral"}, method="per-label", scale=[0.5, 1.0, 2.0], bias=[3.0, -3.0, 0.0])
-    raw = scores_of(results(tmp_path, "good", calibrated=False)[0])
-    [item] = results(tmp_path, "good", decide=True, top_k=1)
-    [answer] = results(tmp_path, "good")
+    raw = scores_of(result_of(tmp_path, "/classify", "good", calibrated=False)[0])
+    [item] = result_of(tmp_path, "/classify", "good", decide=True, top_k=1)
+    [answer] = result_of(tmp_path, "/classify", "good")
     odds = np.log(np.array([raw[label] for label in tiny.LABELS])) - np.log1p(-np.array([raw[label] for label in tiny.LABELS]))
     expected = 1 / (1 + np.exp(-(odds * [0.5, 1, 2] + [3, -3, 0])))
     assert scores_of(answer) == pytest.approx(dict(zip(tiny.LABELS, expected.tolist(), strict=True)), abs=1e-5)
@@ -227,32 +223,32 @@ def test_independent_labels_are_decided_one_by_one(tmp_path: Path) -> None:
     least = {"neutral": 0.9}
     assert item["decision"] == [label["label"] for label in answer if label["score"] >= least.get(label["label"], 0.5)]
     assert (1, False) == (len(item["scores"]), item["abstained"])
-    assert [] == results(tmp_path, "good", decide=True, threshold=1.0)[0]["decision"]
-    assert results(tmp_path, "good", decide=True, min_confidence=1.0)[0]["decision"] is None
+    assert [] == result_of(tmp_path, "/classify", "good", decide=True, threshold=1.0)[0]["decision"]
+    assert result_of(tmp_path, "/classify", "good", decide=True, min_confidence=1.0)[0]["decision"] is None
 
 
 def test_entities_below_the_threshold_are_left_out_and_counted(raw: Path, calibrated: Path) -> None:
     text = "the film was good and a book very dull"
-    plain, before = ask(calibrated, "/ner", inputs=text), ask(raw, "/ner", inputs=text)
+    plain, before = result(calibrated, "/ner", inputs=text), result(raw, "/ner", inputs=text)
     assert [item["word"] for item in plain] == [item["word"] for item in before]
     assert [item["score"] for item in plain] < [item["score"] for item in before]
     least = sorted(item["score"] for item in plain)[1]
     entities = [item for item in plain if item["score"] >= least]
-    item = ask(calibrated, "/ner", inputs=text, parameters={"decide": True, "threshold": least})
+    item = result(calibrated, "/ner", inputs=text, parameters={"decide": True, "threshold": least})
     assert {
         "decision": list(dict.fromkeys(entity["entity_group"] for entity in entities)),
         "scores": entities,
         "left_out": len(plain) - len(entities),
     }.items() <= item.items()
-    per_label = ask(calibrated, "/ner", inputs=[text], parameters={"decide": True, "threshold": {"PER": 1.0}})
+    per_label = result(calibrated, "/ner", inputs=[text], parameters={"decide": True, "threshold": {"PER": 1.0}})
     assert [entity for entity in plain if entity["entity_group"] != "PER"] == per_label[0]["scores"]
-    nothing = ask(calibrated, "/ner", inputs="", parameters={"decide": True})
+    nothing = result(calibrated, "/ner", inputs="", parameters={"decide": True})
     assert {"decision": [], "abstained": False, "left_out": 0}.items() <= nothing.items()
 
 
 def test_a_minimum_counts_entities_that_are_left_out(calibrated: Path) -> None:
     parameters = {"decide": True, "threshold": 1.0, "min_confidence": 0.99}
-    item = ask(calibrated, "/ner", inputs="the film was good", parameters=parameters)
+    item = result(calibrated, "/ner", inputs="the film was good", parameters=parameters)
     assert ([], None, True) == (item["scores"], item["decision"], item["abstained"])
     assert item["left_out"] > 0
     assert "min_confidence" in item["reason"]
@@ -262,7 +258,7 @@ def test_a_minimum_counts_entities_that_are_left_out(calibrated: Path) -> None:
 def test_thresholds_have_the_names_of_the_strategy(calibrated: Path, strategy: str, known_label: str, unknown: str) -> None:
     """A threshold of another name would have no effect."""
     statuses = [
-        classify(
+        post(
             calibrated,
             {"inputs": "good", "parameters": {"aggregation_strategy": strategy, "decide": True, "threshold": {name: 0.5}}},
             path="/ner",
@@ -275,14 +271,16 @@ def test_thresholds_have_the_names_of_the_strategy(calibrated: Path, strategy: s
 def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> None:
     """A calibration keeps the order of answers, and moves "no answer" by its offset."""
     body = {"inputs": {"question": "good?", "context": LONG}, "parameters": {"top_k": 5, "handle_impossible_answer": True}}
-    before, after = ask(raw, "/answer", **body), ask(calibrated, "/answer", **body)
+    before, after = result(raw, "/answer", **body), result(calibrated, "/answer", **body)
     scores = [item["score"] for item in after if item["answer"]]  # some are equal apart from rounding, which differs from run to run
     assert scores == pytest.approx(sorted(scores, reverse=True))
     assert {item["answer"] for item in before} == {item["answer"] for item in after}
     for old, new in ((old, new) for old in before for new in after if old["answer"] == new["answer"]):
         assert new["score"] == pytest.approx(old["score"] ** 0.5 * (1 if old["answer"] else np.exp(-1)), rel=1e-4)
     for threshold, decision in ((0.0, after[0]["answer"]), (1.0, None)):
-        item = ask(calibrated, "/answer", inputs=body["inputs"], parameters=body["parameters"] | {"decide": True, "threshold": threshold})
+        item = result(
+            calibrated, "/answer", inputs=body["inputs"], parameters=body["parameters"] | {"decide": True, "threshold": threshold}
+        )
         assert decision == item["decision"]
         assert [answer["score"] for answer in item["scores"]] == pytest.approx([answer["score"] for answer in after])
 
@@ -290,45 +288,45 @@ def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> Non
 def test_summed_answers_are_not_calibrated(raw: Path, calibrated: Path) -> None:
     """The calibration is about the best score of an answer."""
     inputs = {"question": "good?", "context": LONG}
-    before, after = (ask(models, "/answer", inputs=inputs, parameters={"duplicates": "sum"}) for models in (raw, calibrated))
+    before, after = (result(models, "/answer", inputs=inputs, parameters={"duplicates": "sum"}) for models in (raw, calibrated))
     assert before == after | {"score": pytest.approx(after["score"], rel=1e-5)}
     for parameters in ({"calibrated": True}, {"decide": True}):
-        response = classify(calibrated, {"inputs": inputs, "parameters": {"duplicates": "sum"} | parameters}, path="/answer")
+        response = post(calibrated, {"inputs": inputs, "parameters": {"duplicates": "sum"} | parameters}, path="/answer")
         assert 422 == response.status_code
     body = {"inputs": inputs, "parameters": {"duplicates": "sum", "calibrated": True}}
-    assert "`duplicates`" in classify(calibrated, body, path="/answer").json()["error"]
+    assert "`duplicates`" in post(calibrated, body, path="/answer").json()["error"]
 
 
 def test_reranking_does_not_take_the_threshold_of_label_sets(tmp_path: Path) -> None:
     path = tiny.bundle(tmp_path, labels=("irrelevant", "relevant"))
     tiny.calibrate(path, {"threshold": 0.01, "aim": "coverage"}, scale=[20.0])
-    item = ask(tmp_path, "/rerank", query="good film", texts=TEXTS, parameters={"decide": True})
+    item = result(tmp_path, "/rerank", query="good film", texts=TEXTS, parameters={"decide": True})
     assert [entry["index"] for entry in item["scores"] if entry["score"] >= 0.5] == item["decision"]
     assert any(0.01 <= entry["score"] < 0.5 for entry in item["scores"])
     without_effect = {"decide": True, "threshold": {"irrelevant": 0.5}}
-    error_of(classify(tmp_path, {"query": "good", "texts": TEXTS, "parameters": without_effect}, path="/rerank"), 422, "invalid_value")
+    error_of(post(tmp_path, {"query": "good", "texts": TEXTS, "parameters": without_effect}, path="/rerank"), 422, "invalid_value")
 
 
 def test_reranking_decides_which_texts_are_relevant(raw: Path, calibrated: Path) -> None:
     body = {"query": "good film", "texts": TEXTS}
-    before, after = ask(raw, "/rerank", **body), ask(calibrated, "/rerank", **body)
+    before, after = result(raw, "/rerank", **body), result(calibrated, "/rerank", **body)
     assert [item["index"] for item in before] == [item["index"] for item in after]
     odds = [np.log(item["score"] / (1 - item["score"])) for item in before]
     assert [item["score"] for item in after] == pytest.approx([1 / (1 + np.exp(-(0.5 * x + 0.5))) for x in odds], abs=1e-5)
-    item = ask(calibrated, "/rerank", **body, parameters={"decide": True})
+    item = result(calibrated, "/rerank", **body, parameters={"decide": True})
     assert [entry["index"] for entry in after if entry["score"] >= 0.5] == item["decision"]
-    assert before == ask(calibrated, "/rerank", **body, parameters={"calibrated": False})
-    raw_scores = [ask(models, "/rerank", **body, raw_scores=True) for models in (raw, calibrated)]
+    assert before == result(calibrated, "/rerank", **body, parameters={"calibrated": False})
+    raw_scores = [result(models, "/rerank", **body, raw_scores=True) for models in (raw, calibrated)]
     assert raw_scores[0] == raw_scores[1]
 
 
 def test_zero_shot_takes_thresholds_and_is_not_calibrated(raw: Path, calibrated: Path) -> None:
     body = {"inputs": "good", "parameters": {"candidate_labels": ["film", "book"]}}
-    [before, after] = [ask(models, "/zero-shot", **body) for models in (raw, calibrated)]
+    [before, after] = [result(models, "/zero-shot", **body) for models in (raw, calibrated)]
     assert before == after
-    item = ask(calibrated, "/zero-shot", inputs="good", parameters=body["parameters"] | {"decide": True, "threshold": {"film": 0.0}})
+    item = result(calibrated, "/zero-shot", inputs="good", parameters=body["parameters"] | {"decide": True, "threshold": {"film": 0.0}})
     assert ("film", after) == (item["decision"], item["scores"])
-    response = classify(calibrated, {"inputs": "a", "parameters": body["parameters"] | {"decide": True}}, path="/zero-shot")
+    response = post(calibrated, {"inputs": "a", "parameters": body["parameters"] | {"decide": True}}, path="/zero-shot")
     assert 422 == response.status_code
     assert "bert-export" not in response.json()["error"]
 
@@ -341,10 +339,10 @@ def test_other_formats_keep_their_shape(raw: Path, calibrated: Path) -> None:
         ("/v1/models/classifier:predict", {"instances": TEXTS}),
         ("/v2/models/classifier/infer", {"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}),
     ):
-        before, after = (ask(models, path, **body) for models in (raw, calibrated))
+        before, after = (result(models, path, **body) for models in (raw, calibrated))
         assert shape(before) == shape(after)
     infer = {"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}], "parameters": {"decide": True}}
-    assert ["json"] == [output["name"] for output in ask(calibrated, "/v2/models/classifier/infer", **infer)["outputs"]]
+    assert ["json"] == [output["name"] for output in result(calibrated, "/v2/models/classifier/infer", **infer)["outputs"]]
 
 
 def shape(value: Any) -> Any:
@@ -421,7 +419,7 @@ def test_the_description_of_a_model_has_its_calibration(calibrated: Path) -> Non
 def test_the_stored_example_is_compared_with_raw_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The example is from the export, before the calibration."""
     path = tiny.bundle(tmp_path)
-    raw = results(tmp_path, "a good film")
+    raw = result_of(tmp_path, "/classify", "a good film")
     tiny.edit(path, lambda fields: fields["example"].update(result=raw))
     tiny.calibrate(path)
     assert 0 == asyncio.run(check(Settings(models=tmp_path)))
@@ -443,6 +441,6 @@ def test_files_are_scored_with_decisions(
     flags = ["--task", path[1:], "--parameters", json.dumps(parameters | {"decide": True}), str(source), str(output)]
     assert 0 == main(["score", "--models", str(calibrated), "--model", model, *flags])
     body = row | parameters if model == "ranker" else {"inputs": row["text"]}
-    answer = ask(calibrated, path, **body, model=model, parameters={"decide": True})
+    answer = result(calibrated, path, **body, model=model, parameters={"decide": True})
     [line] = read_rows(output)
     assert json.loads(line["prediction"]) == (answer if model == "ranker" else answer[0])

@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from app_client import LONG, Send, assert_same, call, classify, error_of, error_of_body, post, result, serving, state_of
+from app_client import LONG, Send, assert_same, call, error_of, error_of_body, post, result, serving, state_of
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import IGNORED_FIELDS, IGNORED_OPTIONS
 from bertserve.service.text.tokenizer import SHORT_CHARS
@@ -101,7 +101,7 @@ def test_a_model_that_is_incompatible_with_the_task_is_refused(api: Send, path: 
 
 @pytest.mark.parametrize("path", [path for path in BODIES if path != CLASSIFY])
 def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
-    assert "tiny (text-classification)" in error_of(classify(models, BODIES[path], path=path), 404, "not_found")
+    assert "tiny (text-classification)" in error_of(post(models, BODIES[path], path=path), 404, "not_found")
     assert "tiny" in error_of(call(models, "GET", f"{path}/info"), 404, "not_found")
     assert "tiny" not in error_of(call(models, "GET", f"{path}/health"), 404, "not_found")
 
@@ -150,13 +150,13 @@ def test_a_response_has_the_id_model_and_timing_headers(api: Send, path: str) ->
 @pytest.mark.parametrize("path", LISTS)
 def test_a_list_gives_one_result_per_input(api: Send, path: str) -> None:
     bodies = [BODIES[path], BODIES[path] | {"inputs": OTHER_INPUTS[path]}]
-    one, other = (result(api, path, body) for body in bodies)
+    one, other = (result(api, path, **body) for body in bodies)
     if path in (CLASSIFY, EMBED):  # a single text gives a list with one result
         [one], [other] = one, other
     inputs = [body["inputs"] for body in bodies]
-    assert_same([one, other, one], result(api, path, BODIES[path] | {"inputs": [*inputs, inputs[0]]}))
-    assert_same([one], result(api, path, BODIES[path] | {"inputs": inputs[:1]}))
-    assert [] == result(api, path, BODIES[path] | {"inputs": []})
+    assert_same([one, other, one], result(api, path, **BODIES[path] | {"inputs": [*inputs, inputs[0]]}))
+    assert_same([one], result(api, path, **BODIES[path] | {"inputs": inputs[:1]}))
+    assert [] == result(api, path, **BODIES[path] | {"inputs": []})
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> No
     more = {"options": dict.fromkeys(IGNORED_OPTIONS, True), "use_cache": False, "wait_for_model": True, "user": "me"}
     more |= {"stream": False, "encoding_format": "float"}
     assert set(IGNORED_FIELDS) == set(more)
-    expected = result(api, path, BODIES[path])
-    assert expected == result(api, path, BODIES[path] | more | {"model": None})
-    assert expected == result(api, path, {"parameters": None} | BODIES[path])
+    expected = result(api, path, **BODIES[path])
+    assert expected == result(api, path, **BODIES[path] | more | {"model": None})
+    assert expected == result(api, path, **{"parameters": None} | BODIES[path])
 
 
 @pytest.mark.parametrize("path", [*BODIES, "/models/nli"])
@@ -279,10 +279,10 @@ def test_an_invalid_parameter_value_is_named(api: Send, path: str) -> None:
 
 @each_path
 def test_null_gives_the_default_value(api: Send, path: str) -> None:
-    expected = result(api, path, BODIES[path])
+    expected = result(api, path, **BODIES[path])
     for name, schema in schema_of(path).items():
         if {"type": "null"} in schema.get("anyOf", []):
-            assert_same(expected, result(api, path, with_parameters(path, **{name: None})))
+            assert_same(expected, result(api, path, **with_parameters(path, **{name: None})))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_null_gives_the_default_value(api: Send, path: str) -> None:
     ],
 )
 def test_a_text_over_the_limit_is_too_large(models_folder: Path, path: str, body: Any, where: str) -> None:
-    response = classify(models_folder, body, path=path, settings={"max_chars": 100})
+    response = post(models_folder, body, path=path, settings={"max_chars": 100})
     assert re.match(rf"{re.escape(where)}: .* 101 characters and 100 ", error_of(response, 413, "too_large"))
 
 
@@ -316,8 +316,8 @@ def test_a_text_over_the_limit_is_too_large(models_folder: Path, path: str, body
     ],
 )
 def test_the_input_limit_counts_texts_pairs_and_choices(models_folder: Path, path: str, body: Any) -> None:
-    assert "6 inputs" in error_of(classify(models_folder, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
-    assert 200 == classify(models_folder, body, path=path, settings={"max_inputs": 6}).status_code
+    assert "6 inputs" in error_of(post(models_folder, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
+    assert 200 == post(models_folder, body, path=path, settings={"max_inputs": 6}).status_code
 
 
 @pytest.fixture(name="models_folder", scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import Send, ask, call, error_of_inputs, fake_service, open_api, result_of, serving
+from app_client import Send, call, error_of_inputs, fake_service, open_api, post, result_of, serving
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
@@ -141,7 +141,7 @@ def test_offsets_are_in_the_requested_unit(api: Send, unit: str, expected: tuple
 def test_only_the_kept_words_of_a_truncated_text_are_explained(api: Send) -> None:
     """A variant without a word gets no word from the truncated rest. Headers report the truncation."""
     text = " ".join(["good", "film", "bad"] * 30)
-    response = ask(api, CLASSIFY, text, explain=True)
+    response = post(api, {"inputs": text, "parameters": {"explain": True}}, path=CLASSIFY)
     explanation = response.json()[0][0]["explanation"]
     visible_text = text[: explanation[-1]["end"]]
     assert 62 == len(explanation)
@@ -187,7 +187,8 @@ def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
 
 def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) -> None:
     passage = " ".join(f"{word} {i}" for i, word in enumerate(["book", "good", "film", "dull"] * 10))
-    response = ask(api, ANSWER, {"question": "good ?", "context": passage}, explain=True, max_seq_len=32, doc_stride=8)
+    parameters = {"explain": True, "max_seq_len": 32, "doc_stride": 8}
+    response = post(api, {"inputs": {"question": "good ?", "context": passage}, "parameters": parameters}, path=ANSWER)
     result_ = response.json()
     windows = [tuple(map(int, part.removeprefix("context=").split("-"))) for part in response.headers["x-windows"].split(", ")]
     context = [item for item in result_["explanation"] if item["field"] == "context"]

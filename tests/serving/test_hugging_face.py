@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import Send, call, error_of, error_of_body, post, result_of, result_of_fields
+from app_client import Send, call, error_of, error_of_body, post, result, result_of
 
 # the base URL, and the path that SageMaker requires
 QUESTION = {"question": "good ?", "context": "a film"}
@@ -110,14 +110,14 @@ def test_texts_and_pairs_are_classified(api: Send, inputs: Any, same: Any) -> No
     expected = result_of(api, "/classify", same)
     batch = isinstance(inputs, list) and not any(isinstance(item, str) for item in inputs)
 
-    assert (expected if batch else expected[0]) == result_of_fields(api, "/predict", inputs=inputs)
+    assert (expected if batch else expected[0]) == result(api, "/predict", inputs=inputs)
 
 
 def test_raw_scores_are_logits(api: Send) -> None:
     expected = result_of(api, "/classify", "good", function_to_apply="none")
     more = {"truncate": True, "truncation_direction": "Right", "model": "classifier"}
 
-    assert expected[0] == result_of_fields(api, "/predict", inputs="good", raw_scores=True, **more)
+    assert expected[0] == result(api, "/predict", inputs="good", raw_scores=True, **more)
     assert "`truncation_direction` must be" in error_of_body(api, "/predict", {"inputs": "good", "truncation_direction": "Left"})
 
 
@@ -128,8 +128,8 @@ def test_an_invalid_sequence_is_refused(api: Send, inputs: Any) -> None:
 
 def test_embed_all_returns_a_vector_per_token(api: Send) -> None:
     """The vectors are those of `/embed` with pooling `none` and no normalization. One text gives a list with one item."""
-    expected = result_of_fields(api, "/embed", inputs=["good film"], pooling="none", prompt_name="query", normalize=False)
-    vectors = result_of_fields(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
+    expected = result(api, "/embed", inputs=["good film"], pooling="none", prompt_name="query", normalize=False)
+    vectors = result(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
 
     assert expected == vectors
     assert [6] == [len(tokens) for tokens in vectors]
@@ -138,9 +138,9 @@ def test_embed_all_returns_a_vector_per_token(api: Send) -> None:
 def test_bodies_of_tei_clients_are_accepted_at_shared_paths(api: Send) -> None:
     """The bodies have the same meaning at `/embed`, `/similarity` and `/rerank`, including capitalized values."""
     options = {"truncate": True, "truncation_direction": "Right"}
-    vectors = result_of_fields(api, "/embed", inputs="good", normalize=True, prompt_name=None, dimensions=2, **options)
+    vectors = result(api, "/embed", inputs="good", normalize=True, prompt_name=None, dimensions=2, **options)
     assert [2] == [len(vector) for vector in vectors]
-    texts = result_of_fields(api, "/rerank", query="good", texts=["bad"], raw_scores=False, return_text=True, **options)
+    texts = result(api, "/rerank", query="good", texts=["bad"], raw_scores=False, return_text=True, **options)
     assert [(0, "bad")] == [(item["index"], item["text"]) for item in texts]
-    scores = result_of_fields(api, "/similarity", inputs={"source_sentence": "good", "sentences": ["bad"]}, parameters=options)
+    scores = result(api, "/similarity", inputs={"source_sentence": "good", "sentences": ["bad"]}, parameters=options)
     assert 1 == len(scores)

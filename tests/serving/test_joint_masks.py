@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, call
+from app_client import Send, error_of, error_of_inputs, post, result_of
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.step import Step
@@ -168,28 +168,22 @@ def test_fillings_with_equal_scores_are_ordered_by_token_id(tmp_path: Path) -> N
     assert [[0, 0], [0, 1], [0, 2], [0, 3]] == [item["tokens"] for item in actual]
 
 
-def ask(api: Send, inputs: Any, **parameters: Any) -> Any:
-    response = api("POST", "/fill-mask", json={"inputs": inputs, "parameters": {"joint": True, **parameters}})
-    body = response.json()
-    return body if response.status_code == 200 else (response.status_code, body["error"])
-
-
 def test_texts_in_a_list_are_filled_like_single_texts(api: Send, runs: Runs) -> None:
     """The results equal a search without the service, also for long texts, which an inference thread tokenizes."""
     texts = ["a [MASK] film was [MASK] !", "[MASK]", "the [MASK] [MASK] [MASK] book", "", f"{'good ' * 150} [MASK] [MASK]"]
     expected = [runs.drive(text_of(runs, text, beam=3, top_k=4)) for text in texts if text]
-    actual = ask(api, [text for text in texts if text], beam=3, top_k=4)
+    actual = result_of(api, "/fill-mask", [text for text in texts if text], joint=True, beam=3, top_k=4)
     for one, other in zip(expected, actual, strict=True):
         assert [item["tokens"] for item in one] == [item["tokens"] for item in other]
         assert pytest.approx([item["score"] for item in one], rel=1e-5) == [item["score"] for item in other]
-    alone = ask(api, texts[0], beam=3, top_k=4)
+    alone = result_of(api, "/fill-mask", texts[0], joint=True, beam=3, top_k=4)
     assert [item["sequence"] for item in actual[0]] == [item["sequence"] for item in alone]
-    assert [] == ask(api, [])
+    assert [] == result_of(api, "/fill-mask", [], joint=True)
 
 
 def test_one_mask_has_the_same_scores_with_and_without_joint(api: Send) -> None:
-    ordinary = api("POST", "/fill-mask", json={"inputs": "a [MASK] film", "parameters": {"top_k": 9}}).json()
-    joint = ask(api, "a [MASK] film", top_k=9, beam=1)
+    ordinary = result_of(api, "/fill-mask", "a [MASK] film", top_k=9)
+    joint = result_of(api, "/fill-mask", "a [MASK] film", joint=True, top_k=9, beam=1)
     assert [[item["token"]] for item in ordinary] == [item["tokens"] for item in joint]
     assert [item["sequence"] for item in ordinary] == [item["sequence"] for item in joint]
     assert pytest.approx([item["score"] for item in ordinary], rel=1e-5) == [item["score"] for item in joint]
@@ -201,16 +195,21 @@ def test_an_unknown_target_gives_a_warning(api: Send) -> None:
 
 
 def test_a_beam_without_joint_is_refused(api: Send) -> None:
-    status, error = ask(api, "a [MASK]", joint=False, beam=3)
-    assert 422 == status
-    assert "`beam`" in error
+    assert "`beam`" in error_of_inputs(api, "/fill-mask", "a [MASK]", joint=False, beam=3)
 
 
 def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
     """All variants count before the first of them runs, even if the texts themselves would fit."""
     tiny.bundle(tmp_path, task="fill-mask")
     settings = {"max_queue_tokens": 600, "max_batch_tokens": 64}
-    few, many = (ask(partial(call, tmp_path, settings=settings), "good " * 6 + "[MASK] [MASK] [MASK]", beam=beam) for beam in (4, 64))
-    assert 5 == len(few)
-    assert 413 == many[0]
-    assert " 525" in many[1]
+    few, many = (
+        post(
+            tmp_path,
+            {"inputs": "good " * 6 + "[MASK] [MASK] [MASK]", "parameters": {"joint": True, "beam": beam}},
+            path="/fill-mask",
+            settings=settings,
+        )
+        for beam in (4, 64)
+    )
+    assert 5 == len(few.json())
+    assert " 525" in error_of(many, 413, "too_large")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, assert_same, error_of, result_of_fields
+from app_client import Send, assert_same, error_of, result
 
 TEXTS = ["good film", "a very bad book"]
 QUESTION, CONTEXT = "good ?", "a good film , not a bad book"
@@ -46,7 +46,7 @@ def in_order(result: list[dict[str, Any]], labels: Sequence[str]) -> list[float]
 
 def test_texts_are_classified(api: Send) -> None:
     response = infer(api, "classifier", texts("inputs", *TEXTS), id="7")
-    actual, expected = outputs(response), result_of_fields(api, "/models/classifier", inputs=TEXTS)
+    actual, expected = outputs(response), result(api, "/models/classifier", inputs=TEXTS)
 
     assert ["label", "score", "scores", "json"] == list(actual)
     assert [result[0]["label"] for result in expected] == actual["label"].tolist()
@@ -86,7 +86,7 @@ def test_pairs_are_classified(api: Send) -> None:
     pairs = [{"text": "good", "text_pair": "film"}, {"text": "bad", "text_pair": "book"}]
     actual = outputs(infer(api, "classifier", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
 
-    assert result_of_fields(api, "/models/classifier", inputs=pairs) == decode_json(actual["json"])
+    assert result(api, "/models/classifier", inputs=pairs) == decode_json(actual["json"])
 
 
 def test_parameters_of_the_task_are_supported(api: Send) -> None:
@@ -95,7 +95,7 @@ def test_parameters_of_the_task_are_supported(api: Send) -> None:
     actual = outputs(infer(api, "classifier", texts("inputs", *TEXTS), parameters=parameters))
 
     assert ["label", "score", "json"] == list(actual)
-    assert result_of_fields(api, "/models/classifier", inputs=TEXTS, parameters=parameters) == decode_json(actual["json"])
+    assert result(api, "/models/classifier", inputs=TEXTS, parameters=parameters) == decode_json(actual["json"])
     assert_same([result[0]["score"] for result in decode_json(actual["json"])], actual["score"].tolist())
 
 
@@ -103,9 +103,9 @@ def test_texts_are_embedded(api: Send) -> None:
     actual = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"normalize": True}))
     ragged = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"pooling": "none"}))
 
-    assert result_of_fields(api, "/embed", inputs=TEXTS, normalize=True) == actual["embedding"].tolist() == decode_json(actual["json"])
+    assert result(api, "/embed", inputs=TEXTS, normalize=True) == actual["embedding"].tolist() == decode_json(actual["json"])
     assert ["json"] == list(ragged)
-    assert result_of_fields(api, "/embed", inputs=TEXTS, pooling="none") == decode_json(ragged["json"])
+    assert result(api, "/embed", inputs=TEXTS, pooling="none") == decode_json(ragged["json"])
 
 
 def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
@@ -115,13 +115,13 @@ def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
     labels = {"candidate_labels": "dull,great", "multi_label": True}
     label_scores = outputs(infer(api, "nli", texts("inputs", *TEXTS), parameters=labels))
 
-    expected = result_of_fields(api, "/models/ranker", query=query, texts=sentences, raw_scores=True)
+    expected = result(api, "/models/ranker", query=query, texts=sentences, raw_scores=True)
     assert [expected] == decode_json(ranking["json"])
     assert_same([{i["index"]: i["score"] for i in expected}[place] for place in range(2)], ranking["score"].tolist())
-    similar = result_of_fields(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
+    similar = result(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
     assert [similar] == decode_json(similarities["json"])
     assert_same(similar, similarities["score"].tolist())
-    zero_shot = result_of_fields(api, "/models/nli", inputs=TEXTS, parameters=labels)
+    zero_shot = result(api, "/models/nli", inputs=TEXTS, parameters=labels)
     assert_same(zero_shot, decode_json(label_scores["json"]))
     assert_same([in_order(result, ["dull", "great"]) for result in zero_shot], label_scores["scores"].tolist())
 
@@ -291,11 +291,11 @@ def test_instances_give_predictions(api: Send) -> None:
     labels = {"candidate_labels": ["dull", "great"]}
 
     def predictions(model: str, instances: Any, **parameters: Any) -> Any:
-        return result_of_fields(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
+        return result(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
 
-    assert result_of_fields(api, "/models/classifier", inputs=TEXTS, parameters={"top_k": 1}) == predictions("classifier", TEXTS, top_k=1)
-    assert [result_of_fields(api, "/models/passages", inputs=question)] == predictions("passages", [question])
-    assert result_of_fields(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
+    assert result(api, "/models/classifier", inputs=TEXTS, parameters={"top_k": 1}) == predictions("classifier", TEXTS, top_k=1)
+    assert [result(api, "/models/passages", inputs=question)] == predictions("passages", [question])
+    assert result(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
     assert [] == predictions("classifier", [])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, keys, open_api, play, post, result_of_fields, state_of
+from app_client import Send, keys, open_api, play, post, result, state_of
 from bertserve.service.auth import Authenticator
 
 EMBEDDINGS = "/v1/embeddings"
@@ -43,8 +43,8 @@ def openai_error(response: httpx.Response, status: int, kind: str, code: str) ->
 
 
 def test_embeddings_equal_those_of_embed(api: Send) -> None:
-    expected = result_of_fields(api, "/embed", inputs=["good film", "bad"], normalize=True, model="vectors")
-    actual = result_of_fields(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
+    expected = result(api, "/embed", inputs=["good film", "bad"], normalize=True, model="vectors")
+    actual = result(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
 
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(expected)]
     assert {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}} == actual
@@ -52,11 +52,11 @@ def test_embeddings_equal_those_of_embed(api: Send) -> None:
 
 def test_embeddings_can_be_shortened_and_encoded_as_base64(api: Send) -> None:
     """The base64 text has float32 values. `dimensions` keeps the first ones, with length 1. `user` and null keys have no effect."""
-    whole = np.array(result_of_fields(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"])
+    whole = np.array(result(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"])
     assert pytest.approx(1, abs=1e-6) == np.linalg.norm(whole)  # whatever the model's own setting
     first = whole[:3]
     more = {"user": "me", "encoding_format": "base64", "dimensions": 3, "unknown": None}
-    base64_text = result_of_fields(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
+    base64_text = result(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
 
     assert first / np.linalg.norm(first) == pytest.approx(np.frombuffer(base64.b64decode(base64_text), "<f4"), abs=1e-6)
 
@@ -133,9 +133,9 @@ def test_models_are_listed(api: Send) -> None:
 @pytest.mark.parametrize("path", RERANKS)
 def test_documents_are_ranked_like_the_texts_of_rerank(api: Send, path: str) -> None:
     texts = ["bad", "good film", "film"]
-    expected = result_of_fields(api, "/rerank", query="good", texts=texts)[:2]
+    expected = result(api, "/rerank", query="good", texts=texts)[:2]
     documents = [{"text": "bad", "id": "7"}, {"text": "good film", "page": 8, "more": {"tags": [None, 0.5]}}, "film"]
-    actual = result_of_fields(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
+    actual = result(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
 
     objects = [*documents[:2], {"text": "film"}]
     results = [{"index": item["index"], "relevance_score": item["score"], "document": objects[item["index"]]} for item in expected]
@@ -153,4 +153,4 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
 
     assert answer.json()["id"] == answer.headers["x-request-id"]
     assert [{"index": 0}] == [{"index": item["index"]} for item in answer.json()["results"]]
-    assert [] == result_of_fields(api, "/v2/rerank", query="good", documents=[])["results"]
+    assert [] == result(api, "/v2/rerank", query="good", documents=[])["results"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import call, classify, serving, state_of
+from app_client import call, post, serving, state_of
 from bertserve.service import __version__
 from bertserve.service.api.routes import inference_routes
 
@@ -66,11 +66,11 @@ def test_info_has_the_limits(models: Path) -> None:
 
 def test_a_valid_request_id_is_returned_once_and_another_one_replaced(models: Path) -> None:
     for request_id in ("a", "A-1._z", "x" * 128):
-        assert classify(models, {"inputs": "good"}, headers={"x-request-id": request_id}).headers.get_list("x-request-id") == [request_id]
+        assert post(models, {"inputs": "good"}, headers={"x-request-id": request_id}).headers.get_list("x-request-id") == [request_id]
     for request_id in ("", "x" * 129, "a b", "é", "a\tb", "<script>"):
-        response = classify(models, {"inputs": "good"}, headers={"x-request-id": request_id.encode()})
+        response = post(models, {"inputs": "good"}, headers={"x-request-id": request_id.encode()})
         assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
-    assert re.fullmatch(r"[0-9a-f]{32}", classify(models, {"inputs": "good"}).headers["x-request-id"])
+    assert re.fullmatch(r"[0-9a-f]{32}", post(models, {"inputs": "good"}).headers["x-request-id"])
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/info", "/metrics", "/health", "/nowhere", "/docs/static/swagger-ui.css"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import busy_client, call, classify, error_of, fake_service, play, posting, serving, state_of, until_queued
+from app_client import busy_client, call, error_of, fake_service, play, post, posting, serving, state_of, until_queued
 from bertserve.service.api.application import Application
 from conftest import metric
 from fakes import FakeEngine
@@ -34,7 +34,7 @@ def test_a_large_body_is_refused(models: Path, body: Any) -> None:
     "timeout", ["0", "-1", "1.5", "soon", "", "1e3", "120001", "9" * 30, "000000000001" + "9" * 8, "000000000001" + "9" * 5000]
 )
 def test_an_invalid_deadline_is_refused(models: Path, timeout: str) -> None:
-    message = error_of(classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": timeout}), 422, "invalid_value")
+    message = error_of(post(models, {"inputs": "good"}, headers={"x-request-timeout-ms": timeout}), 422, "invalid_value")
     assert "`x-request-timeout-ms`" in message and "1 to 120000." in message
 
 

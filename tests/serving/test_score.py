@@ -10,26 +10,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import tiny
-from app_client import LONG, assert_same, play, state_of
+from app_client import LONG, assert_same, result, result_of
 from bertserve.service.cli import main
 from bertserve.service.scoring import rows
 from bertserve.service.tasks.catalog import TASKS
 from scored import TEXTS, read_rows, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
-
-
-def answer_of(models: Path, path: str, body: dict[str, Any]) -> Any:
-    async def ask(client: httpx.AsyncClient) -> Any:
-        return (await client.post(path, json=body)).json()
-
-    return play(state_of(models), ask)
 
 
 def test_an_unknown_bundle_is_not_searched_on_the_hub(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +107,7 @@ def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: 
 
     actual = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)] == [line.split(',"prediction"')[0] for line in actual]
-    expected = answer_of(models, "/classify", {"inputs": TEXTS, "parameters": {"top_k": 2}})
+    expected = result_of(models, "/classify", TEXTS, top_k=2)
     assert_same(expected, [row["prediction"] for row in read_rows(tmp_path / "out.jsonl")])
     assert ["in.jsonl", "models", "out.jsonl"] == sorted(os.listdir(tmp_path))
 
@@ -173,7 +165,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
 
     assert 0 == run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path)
 
-    expected = answer_of(tmp_path / "models", f"/{TASKS[task].path}", body)
+    expected = result(tmp_path / "models", f"/{TASKS[task].path}", **body)
     expected = expected[0] if TASKS[task].body.always_list else expected
     [actual] = [row["prediction"] for row in read_rows(output)]
     assert_same(expected, json.loads(actual) if suffix == "csv" else without_nulls(actual))
