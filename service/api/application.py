@@ -24,9 +24,9 @@ from bertserve.service.api import error_responses
 from bertserve.service.api.call import HEADER_LENGTH
 from bertserve.service.api.error_responses import ErrorLog
 from bertserve.service.api.fastapi_app import create_fastapi
-from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
+from bertserve.service.api.jsonl import LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, RequestContext, read_body, take_turn, until_disconnect
-from bertserve.service.api.routes import GuardedRoute, InferenceRoute
+from bertserve.service.api.routes import LINES_TYPES, GuardedRoute, InferenceRoute
 from bertserve.service.auth import Access
 from bertserve.service.errors import (
     BertServeError,
@@ -196,7 +196,7 @@ class Application:
         self._open_by_key[request.key] += 1
         try:
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            is_stream = route.streams and content_type in MEDIA_TYPES
+            is_stream = route.streams and content_type in LINES_TYPES
             if not is_stream:  # each line of a stream counts as a request
                 request.task, request.model = route.task or UNKNOWN, UNKNOWN
             repeats_headers = len(request.headers) < len(scope["headers"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bertserve.service.api.request import LARGE_BYTES, take_turn
-from bertserve.service.errors import BertServeError
+from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.body import TaskBody
@@ -17,6 +18,7 @@ from bertserve.service.tasks.step import ReadSpan
 
 MAX_WINDOWS_SHOWN = 64  # windows in the header `x-windows`
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
+MIN_RETRY_S = 0.1  # seconds until a refused call asks again, at least
 
 
 @dataclass(slots=True)
@@ -53,6 +55,16 @@ class Call:
             await take_turn(turns)
         value, tail = self.to_response(prediction)
         return prediction, to_json(value), tail
+
+    async def answer_when_admitted(self, turns: asyncio.Lock, timeout_s: float) -> bytes:
+        """Returns the JSON of the response. If the model refuses, it asks again for `timeout_s` seconds; only the last refusal counts."""
+        end = time.monotonic() + timeout_s
+        while (left_s := end - time.monotonic()) > 0:
+            try:
+                return (await self.answer(turns, timeout_s, counts_refusals=False))[1]
+            except RefusedError as error:  # each attempt can tokenize the inputs again
+                await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, left_s)))
+        return (await self.answer(turns, timeout_s))[1]
 
     def headers(self, prediction: Prediction, size: int, tail_size: int) -> list[tuple[bytes, bytes]]:
         """Returns the headers of a response of `size` bytes of JSON, followed by `tail_size` binary bytes."""

@@ -8,67 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from http import HTTPStatus
-from math import ceil
-from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Send
 
 from bertserve.service.api import error_responses
-from bertserve.service.api.call import Call
 from bertserve.service.api.request import LARGE_BYTES, RequestContext, take_turn, too_large_error
-from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError, RefusedError
+from bertserve.service.api.routes import LINES_TYPE, InferenceRoute
+from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError
 from bertserve.service.metrics import UNKNOWN
 
-if TYPE_CHECKING:
-    from bertserve.service.api.routes import InferenceRoute
-
-MEDIA_TYPE = "application/x-ndjson"
-MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
-# Limit of the bytes of the lines in progress, unless there is only one line; each counts as 64 KiB / `max_stream_requests` at least. More
-# lines would wait for each other in the queue, where their deadlines would pass.
-MAX_BYTES = 2**16
+MAX_BYTES = 2**16  # of lines in progress: more would wait for each other in the queue, where their deadlines would pass
 READ_AHEAD_BYTES = 2**18  # what is read while lines are in progress, because only reading detects a disconnected client
-MIN_RETRY_S = 0.1  # seconds until a refused line asks again, at least
 
 
 class LineStream:
-    """Answers the lines of one request."""
+    """Answers the lines of one request.
+
+    Each line must have started `timeout_s` seconds after its admission. The log gets failures of the service; errors of callers are only
+    in the answers, because a stream can have millions of lines.
+    """
 
     def __init__(
         self, route: InferenceRoute, request: RequestContext, timeout_s: float, error_log: error_responses.ErrorLog, turns: asyncio.Lock
     ) -> None:
-        """Prepares the stream of a request.
-
-        Each line must have started `timeout_s` seconds after its admission. The log gets failures of the service; errors of callers are
-        only in the answers, because a stream can have millions of lines.
-        """
         self._route, self._request, self._timeout_s, self._error_log, self._turns = route, request, timeout_s, error_log, turns
         self._settings = request.state.settings
         self._unread, self._is_complete = bytearray(), False  # what was received of the lines that are not in progress
-        self._lines: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
-        self._number = self._bytes = 0  # number of the last line in progress; bytes of all lines in progress
-        self._answer_sent = asyncio.Event()
+        self._lines: deque[asyncio.Task[bytes]] = deque()  # in progress
+        self._number = self._bytes = 0  # number of the last of them; bytes of those that are not answered
+        self._progress = asyncio.Event()  # wakes the reader and the writer
 
     async def respond(self, receive: Receive, send: Send) -> None:
         """Answers all lines. The response starts with the first answer, so that an earlier failure can have its own status.
 
         Raises:
             MalformedRequestError: The client speaks HTTP/1.0, which has no chunks.
-            HttpError: The client disconnected, so the requests of its lines are cancelled (499); or no line came in time while none was
-                in progress (408).
+            HttpError: The client disconnected (499), or no line came in time while none was in progress (408).
         """
         if self._request.scope.get("http_version") == "1.0":
             raise MalformedRequestError("the answer to JSON Lines needs HTTP/1.1; with nginx, set `proxy_http_version 1.1`.")
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 reader = self._tasks.create_task(self._read(receive))
-                while (line := await self._next_line()) is not None:
-                    answer, size = line
-                    await self._send(send, await answer + b"\n")
-                    self._bytes -= size
+                while await self._has_line():
+                    await self._send(send, await self._lines[0] + b"\n")
+                    self._lines.popleft()
                     self._start_lines()
-                    self._answer_sent.set()
                 await self._send(send, b"", more=False)
                 reader.cancel()
         except BaseExceptionGroup as failed:
@@ -76,50 +63,46 @@ class LineStream:
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         if self._request.status == 0:
-            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
+            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": [(b"content-type", LINES_TYPE.encode())]})
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _next_line(self) -> tuple[asyncio.Task[bytes], int] | None:
-        """Returns the task and the size of the next line; None after the last one."""
-        timeout_s = self._settings.body_timeout_s if self._lines.empty() else None  # a timer for each line would cost time
+    async def _has_line(self) -> bool:
+        """Waits until a line is in progress; returns false after the last one."""
+        limit = None if self._lines else self._settings.body_timeout_s  # a timer for each line would cost time
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._lines.get()
+            async with asyncio.timeout(limit):
+                while not (self._lines or self._is_complete):
+                    await self._progress.wait()
         except TimeoutError:
-            raise HttpError(
-                HTTPStatus.REQUEST_TIMEOUT, "no line came within {limit:g} s; end the request after the last line.", limit=timeout_s
-            ) from None
+            detail = "no line came within {limit:g} s; end the request after the last line."
+            raise HttpError(HTTPStatus.REQUEST_TIMEOUT, detail, limit=limit) from None
+        return bool(self._lines)
 
     async def _read(self, receive: Receive) -> None:
         """Reads ahead of the lines in progress, and until the client disconnects."""
         while (message := await receive())["type"] != "http.disconnect":
-            self._unread += message.get("body", b"")
-            if not message.get("more_body", False):
-                self._unread += b"\n"
-                self._is_complete = True
+            self._is_complete = not message.get("more_body", False)
+            self._unread += message.get("body", b"") + (b"\n" if self._is_complete else b"")
             self._start_lines()
-            while self._bytes and len(self._unread) > READ_AHEAD_BYTES:
-                self._answer_sent.clear()
-                await self._answer_sent.wait()
+            while self._lines and len(self._unread) > READ_AHEAD_BYTES:
+                await self._progress.wait()
         raise HttpError(CLIENT_GONE, "the client closed the connection before its stream was answered.")
 
     def _start_lines(self) -> None:
-        """Starts a request for each line that is not blank, while there is room for it."""
-        while (end := self._unread.find(b"\n")) >= 0:
-            line = bytes(self._unread[:end])
-            if not line.strip():
-                self._unread = self._unread.lstrip()  # also removes the blank lines that follow, of which there can be many
-                continue
-            size = max(len(line), ceil(MAX_BYTES / self._settings.max_stream_requests))
-            if self._bytes and self._bytes + size > MAX_BYTES:
-                return
-            del self._unread[: end + 1]
-            self._bytes += size
+        """Starts a request for each line that is not blank, while the limits allow it."""
+        while len(self._lines) < self._settings.max_stream_requests and self._bytes < MAX_BYTES:
+            if self._unread[:1].isspace():
+                self._unread = self._unread.lstrip()  # blank lines, of which there can be many
+            end = self._unread.find(b"\n")
+            if end < 0:
+                del self._unread[self._settings.max_body_bytes + 1 :]  # a line that is too long keeps one byte too many, and is refused
+                break
             self._number += 1
-            self._lines.put_nowait((self._tasks.create_task(self._answer(line, self._number)), size))
-        del self._unread[self._settings.max_body_bytes + 1 :]  # a line that is too long keeps one byte too many, and is refused
-        if self._is_complete:
-            self._lines.put_nowait(None)
+            self._bytes += end
+            self._lines.append(self._tasks.create_task(self._answer(bytes(self._unread[:end]), self._number)))
+            del self._unread[: end + 1]
+        self._progress.set()
+        self._progress.clear()
 
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
@@ -133,7 +116,7 @@ class LineStream:
                 await take_turn(self._turns)
             call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             task, model = call.task, call.model.name
-            body, status = await self._run(call), HTTPStatus.OK
+            body, status = await call.answer_when_admitted(self._turns, self._timeout_s), HTTPStatus.OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.add_prefix(f"line {number}: ")
@@ -142,21 +125,8 @@ class LineStream:
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._error_log.write(error, request.log_fields())
         finally:
+            self._bytes -= len(line)
             metrics.requests_of(task, model, status).inc()
             if model != UNKNOWN:
                 metrics.model(task, model).request_seconds.observe(time.perf_counter() - start)
         return body
-
-    async def _run(self, call: Call) -> bytes:
-        """Returns the JSON of the response. A refused line asks again for `timeout_s` seconds, and only its last refusal counts."""
-        end = time.monotonic() + self._timeout_s
-        while True:
-            is_last = time.monotonic() >= end
-            try:
-                _, body, _ = await call.answer(self._turns, self._timeout_s, counts_refusals=is_last)
-                return body
-            except RefusedError as error:
-                if is_last:
-                    raise
-                # each attempt can tokenize the line again
-                await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, end - time.monotonic())))

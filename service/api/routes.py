@@ -20,7 +20,6 @@ from bertserve.service.api.call import Call
 from bertserve.service.api.formats import cohere, open_inference, openai
 from bertserve.service.api.formats.hugging_face import PredictBody, read_at_base, read_for_model, read_for_task, read_predict
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
-from bertserve.service.api.jsonl import MEDIA_TYPE
 from bertserve.service.api.request import TIMEOUT_HEADER, RequestContext
 from bertserve.service.auth import Access
 from bertserve.service.tasks import classify, embed, rerank
@@ -28,6 +27,8 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.task_spec import TaskSpec
 
+LINES_TYPE = "application/x-ndjson"  # of JSON Lines, also by these names
+LINES_TYPES = frozenset({LINES_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI
 _NAME = re.compile(r"\{(\w+)\}")  # a parameter in a path
 _TIMEOUT_PARAMETER = {
@@ -81,7 +82,7 @@ class InferenceRoute(GuardedRoute):
         `response` is the type of the response or, for a format that others define, an example.
         """
         self.read_call, self.bodies, self.task, self.streams = read_call, bodies, task, streams
-        lines: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if streams else {}
+        lines: dict[str, Any] = {LINES_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if streams else {}
         result: dict[str, Any] = {"description": "A result, or a list of them: one for each input."}
         if isinstance(response, dict):
             result["content"] = {"application/json": {"example": response}}

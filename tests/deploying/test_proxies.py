@@ -19,7 +19,7 @@ import slow
 import tiny
 from balanced import Balanced, balanced, entries
 from bertserve.service import errors
-from bertserve.service.api import jsonl
+from bertserve.service.api.routes import LINES_TYPES
 from bertserve.service.settings import Settings, parse
 from conftest import wait_until
 from manifests import ROOT
@@ -86,7 +86,7 @@ def test_sizes_match_the_limits_of_the_service() -> None:
     rules = re.findall(r"-m sub (.+)$", HAPROXY, re.MULTILINE) + re.findall(r'"~\*(.+)" 1;$', NGINX, re.MULTILINE)
     assert 2 == len(rules)
     for names in rules:
-        assert all(re.search(names.replace(" ", "|"), kind.decode()) for kind in jsonl.MEDIA_TYPES)
+        assert all(re.search(names.replace(" ", "|"), kind.decode()) for kind in LINES_TYPES)
 
 
 def test_the_proxies_have_the_same_limits() -> None:
