@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -42,6 +43,13 @@ IGNORED_OPTIONS = (
     "taskHint",
     "signal",
 )
+# How bodies in other formats begin, and what an error says about them.
+_OTHER_FORMATS = {
+    rb"\x1f\x8b": "it looks like gzip, so send it uncompressed",
+    rb"\xff\xfe|\xfe\xff|.?\0": "it looks like UTF-16 and must be UTF-8",
+    rb"[\w.%+-]+=|--": "it looks like a form",
+    rb"\{[^\n]*\}[ \r]*\n\s*\{": "it looks like JSON Lines, which need the header `content-type: application/x-ndjson`",
+}
 
 B = TypeVar("B", bound=TaskBody)
 C = TypeVar("C", bound=ClosedModel)
@@ -70,7 +78,8 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
         return parse(raw)
     except ValueError as error:
         # in a document of one line, the line number has no meaning: it can be any line of JSON Lines
-        problem = str(error) if b"\n" in raw.strip() else str(error).replace(" at line 1 column ", " at column ")
+        reason = str(error) if b"\n" in raw.strip() else str(error).replace(" at line 1 column ", " at column ")
+        problem = next((problem for pattern, problem in _OTHER_FORMATS.items() if re.match(pattern, raw)), reason)
         example = "" if body is None else f", such as {json.dumps(body.example())}"
         raise MalformedRequestError(
             "the body is not valid JSON: {problem}; send JSON{example}.", problem=problem, example=example

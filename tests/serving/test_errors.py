@@ -1,5 +1,6 @@
 """Errors: each kind has its status, all have the same fields, and they say how to correct common mistakes."""
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -80,7 +81,7 @@ async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
 
 @pytest.mark.parametrize(
     ("raw", "place"),
-    [(b'{"inputs": {"a": 1}, "b": {', "at column 27;"), (b"good", "at column 1;"), (b'{"inputs": "a"}\n{}', "at line 2 column 1;")],
+    [(b'{"inputs": {"a": 1}, "b": {', "at column 27;"), (b"good", "at column 1;"), (b'{"inputs": "a"}\n]', "at line 2 column 1;")],
 )
 def test_the_error_for_invalid_json_has_the_place_and_the_example_of_openapi(api: Send, raw: bytes, place: str) -> None:
     """tests/serving/test_operations.py sends the examples of OpenAPI, so they are valid."""
@@ -89,6 +90,21 @@ def test_the_error_for_invalid_json_has_the_place_and_the_example_of_openapi(api
         assert place in message
         example = json.loads(message.partition("such as ")[2].removesuffix("."))
         assert [example] == TASKS[task].body.model_json_schema()["examples"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (b'{"inputs": "a"}\n{"inputs": "b"}\n', "application/x-ndjson"),
+        (b"inputs=good", "form"),
+        (b'--1\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ngood\r\n--1--', "form"),
+        (gzip.compress(b"{}"), "gzip"),
+        ("{}".encode("utf-16"), "UTF-16"),
+        ("{}".encode("utf-16-be"), "UTF-16"),
+    ],
+)
+def test_the_error_for_another_format_names_it(api: Send, raw: bytes, name: str) -> None:
+    assert name in error_of(api("POST", "/classify", content=raw), 400, "malformed")
 
 
 @pytest.mark.parametrize(
