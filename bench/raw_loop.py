@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from bertserve.bench import BenchError
 from bertserve.bench.target import Body
+from bertserve.service.body.reading import parse_json, validate_as
+from bertserve.service.body.task_body import TRUSTED_LIMITS
 from bertserve.service.bundle.files import Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError
-from bertserve.service.tasks.body import TRUSTED_LIMITS
 from bertserve.service.tasks.catalog import TASKS, requested_task
-from bertserve.service.tasks.reading import parse_json, validate_as
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 

@@ -17,11 +17,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bertserve.bench import BenchError, workloads
+from bertserve.service.body.reading import validate_as
+from bertserve.service.body.task_body import TRUSTED_LIMITS
 from bertserve.service.errors import CallerError
 from bertserve.service.tasks import attention, fill_mask, multiple_choice, question_answering, rerank, similarity, zero_shot
-from bertserve.service.tasks.body import TRUSTED_LIMITS
 from bertserve.service.tasks.catalog import TASKS, requested_task
-from bertserve.service.tasks.reading import validate_as
 
 OK = 200
 _REQUIRED_KEYS = {"name", "version", "provider", "precision"}  # without these it is another server's answer

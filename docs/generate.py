@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import facts
-from bertserve.service.tasks.body import MAX_ITEMS
+from bertserve.service.body.task_body import MAX_ITEMS
 from facts import ROOT, Flag
 
 PAGES = ROOT / "docs"

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from bertserve.service.bundle.graph_spec import Outputs
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.question_answering import QuestionAnsweringParameters
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput
 from bertserve.service.tasks.token_classification import TokenClassificationParameters
 from bertserve.service.text.tokenizer import Encoding
 from fakes import Head

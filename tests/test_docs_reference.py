@@ -9,11 +9,11 @@ import pytest
 import facts
 from bertserve.bench import measurement, workloads
 from bertserve.service import errors
+from bertserve.service.body.reading import read_as
+from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle.calibration import Record
 from bertserve.service.bundle.manifest import Manifest  # its import defines all records
-from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import read_as
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 RECORDS = sorted(Record.__subclasses__(), key=lambda record: record.__name__)

@@ -11,9 +11,8 @@ from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import MetricValue, cosine, micro_f1, spearman
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
-from bertserve.service.bundle.manifest import Activation, SpecialPart, TokenizerSpec
+from bertserve.service.bundle.manifest import Activation, ModelConfig, SpecialPart, TokenizerSpec
 from bertserve.service.errors import plural
-from bertserve.service.tasks.step import ModelConfig
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.windows import default_stride
 

@@ -9,9 +9,8 @@ from bertserve.export.input_fields import JsonObject
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
-from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
 from bertserve.service.tasks.embed import SPEC, EmbedInput, EmbedParameters
-from bertserve.service.tasks.step import ModelConfig
 
 
 class _FeatureExtraction(ExportTask):

@@ -13,10 +13,9 @@ from bertserve.export.tasks.evaluation import TOP_1, MetricValue
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.export.tasks.sample_texts import RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
-from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
 from bertserve.service.errors import plural
 from bertserve.service.tasks.fill_mask import SPEC, FillMaskInput
-from bertserve.service.tasks.step import ModelConfig
 
 
 def _mask(tokenizer_spec: TokenizerSpec) -> str:

@@ -14,9 +14,8 @@ from bertserve.export.tasks.evaluation import ACCURACY, MetricValue
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import OutputSpec
-from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
 from bertserve.service.tasks.multiple_choice import SPEC, MultipleChoiceInput
-from bertserve.service.tasks.step import ModelConfig
 
 if TYPE_CHECKING:
     import torch

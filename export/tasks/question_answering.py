@@ -12,9 +12,9 @@ from bertserve.export.tasks.evaluation import EXACT_MATCH, F1, MetricValue, answ
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
-from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
 from bertserve.service.tasks.question_answering import DEFAULT_SEQ_LEN, SPEC, QuestionAnsweringParameters
-from bertserve.service.tasks.step import ModelConfig, TextInput
+from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.windows import default_stride
 
 

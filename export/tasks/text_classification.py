@@ -16,9 +16,9 @@ from bertserve.export.tasks.evaluation import ACCURACY, F1, MACRO_F1, MATTHEWS, 
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall, window_stride
 from bertserve.export.tasks.sample_texts import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
-from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
 from bertserve.service.tasks.classify import SPEC, ClassifyParameters
-from bertserve.service.tasks.step import ModelConfig, TextInput
+from bertserve.service.tasks.step import TextInput
 
 _SIGMOID_REMARK = (
     "the model's values go through a sigmoid and lie between 0 and 1, but the correct answers do not; if "

@@ -12,8 +12,8 @@ from bertserve.export.tasks.export_task import ExportTask, TokenizerCall, window
 from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
-from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks.step import ModelConfig, TextInput
+from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
+from bertserve.service.tasks.step import TextInput
 from bertserve.service.tasks.token_classification import SPEC, TokenClassificationParameters
 
 # the correct entities of a text, and start and end of the tagged words; no words if the entities are exact to the character

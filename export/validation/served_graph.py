@@ -15,6 +15,9 @@ import numpy as np
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SHORT_TEXT
+from bertserve.service.body.json_text import to_plain
+from bertserve.service.body.reading import validate_as
+from bertserve.service.body.task_body import TRUSTED_LIMITS, TaskBody
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
 from bertserve.service.bundle.manifest import Manifest, SpecialPart
 from bertserve.service.engine.hardware import cpu_instructions, cpu_name
@@ -23,9 +26,6 @@ from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.body import TRUSTED_LIMITS, TaskBody
-from bertserve.service.tasks.json_text import to_plain
-from bertserve.service.tasks.reading import validate_as
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 

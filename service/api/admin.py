@@ -22,6 +22,7 @@ from bertserve.service.api.formats.open_inference import metadata
 from bertserve.service.api.request import REQUEST_KEY, RequestContext
 from bertserve.service.api.routes import guarded_router
 from bertserve.service.auth import Access
+from bertserve.service.body.json_text import to_json
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
 from bertserve.service.errors import HttpError, NotFoundError, UnavailableError, status_and_type
@@ -29,7 +30,6 @@ from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.task_spec import TaskSpec
 
 T = TypeVar("T")

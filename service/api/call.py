@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertserve.service.api.request import LARGE_BYTES, take_turn
+from bertserve.service.body.json_text import to_json
+from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
-from bertserve.service.tasks.body import TaskBody
-from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.step import ReadSpan
 
 MAX_WINDOWS_SHOWN = 64  # windows in the header `x-windows`

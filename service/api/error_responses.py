@@ -14,8 +14,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from bertserve.service.body.json_text import to_json
 from bertserve.service.errors import BertServeError, status_and_type, traceback_places
-from bertserve.service.tasks.json_text import to_json
 
 logger = logging.getLogger("bertserve.errors")
 

@@ -28,8 +28,8 @@ from bertserve.service.api.routes import (
     inference_routes,
 )
 from bertserve.service.auth import Access
+from bertserve.service.body.json_text import to_json
 from bertserve.service.models.build import AppState
-from bertserve.service.tasks.json_text import to_json
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
 

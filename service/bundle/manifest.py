@@ -5,7 +5,7 @@ docs/reference/manifest.md specifies each field of each record; a test checks th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -191,6 +191,30 @@ class TextDigests(Record):
 
     texts: int
     hashes: str
+
+
+class ModelConfig(Protocol):
+    """The properties of a model that tasks use; a manifest has them, and the exporter's checkpoint, which has no manifest yet."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Label names by id."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tag of each label, for token classification; empty if the labels are the tags."""
+
+    @property
+    def activation(self) -> Activation:
+        """The function from logits to scores."""
+
+    @property
+    def embedding(self) -> Embedding | None:
+        """The settings of embeddings, if the model embeds texts."""
+
+    @property
+    def attention_heads(self) -> tuple[int, ...]:
+        """Number of heads of each layer, if the graph has attention as an output; otherwise empty."""
 
 
 class Manifest(Record):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertserve.service.auth import Authenticator
+from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
 from bertserve.service.engine.freed_memory import return_freed_memory
@@ -28,7 +29,6 @@ from bertserve.service.models.reloader import Reloader, without_folders
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import Settings
-from bertserve.service.tasks.body import Limits
 
 if TYPE_CHECKING:
     from bertserve.service.tracing import Tracer

@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from bertserve.service.body.reading import required_fields, show, validate_as
+from bertserve.service.body.task_body import TRUSTED_LIMITS, Limits, types_within
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.hardware import usable_cores
@@ -29,10 +31,8 @@ from bertserve.service.models import loading
 from bertserve.service.models.request_progress import EncodingPayload, RequestProgress
 from bertserve.service.scoring.rows import Row, rejecting
 from bertserve.service.settings import ScoreSettings
-from bertserve.service.tasks.body import TRUSTED_LIMITS, Limits, types_within
 from bertserve.service.tasks.catalog import TASKS, requested_task, tasks_of
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES
-from bertserve.service.tasks.reading import required_fields, show, validate_as
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 

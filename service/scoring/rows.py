@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from bertserve.service.body.json_text import to_json, to_plain
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError
-from bertserve.service.tasks.json_text import to_json, to_plain
 
 with suppress(ImportError):  # the extra `parquet`
     import pyarrow as pa

@@ -23,13 +23,13 @@ from typing import Any
 from tqdm import tqdm
 
 from bertserve.service import __version__
+from bertserve.service.body.json_text import to_json
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
 from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.scoring import rows
 from bertserve.service.scoring.predictor import Predictor
 from bertserve.service.settings import ScoreSettings
-from bertserve.service.tasks.json_text import to_json
 
 
 def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, formats: tuple[str, str]) -> int:

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
+from bertserve.service.body.task_body import ClosedModel, Indices, TaskBody, body_config
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import CallerValue, InvalidValueError
-from bertserve.service.tasks.body import ClosedModel, Indices, TaskBody, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost, text_bytes
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput, copy_outputs, too_long_error
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs, too_long_error
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "attention"

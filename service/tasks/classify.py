@@ -13,11 +13,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
-from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.bundle.manifest import Manifest, Side
-from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.body import (
+from bertserve.service.body.task_body import (
     LIST_LIMIT,
     LIST_TAG,
     OBJECT_TAG,
@@ -30,13 +26,16 @@ from bertserve.service.tasks.body import (
     lower,
     one_of,
 )
+from bertserve.service.bundle.graph_spec import Outputs
+from bertserve.service.bundle.manifest import Manifest, ModelConfig, Side
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
 from bertserve.service.tasks.step import (
     EMPTY_WARNINGS,
-    ModelConfig,
     ReadSpan,
     Step,
     TaskGenerator,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from bertserve.service.body.reading import check_names
+from bertserve.service.body.task_body import NUMBER_TAG, OBJECT_TAG, ClosedModel, one_of
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import CallerValue, InvalidParameterError
-from bertserve.service.tasks.body import NUMBER_TAG, OBJECT_TAG, ClosedModel, one_of
 from bertserve.service.tasks.cost import text_bytes
 from bertserve.service.tasks.decoding import Floats, Link, apply_calibration, best_first
-from bertserve.service.tasks.reading import check_names
 from bertserve.service.tasks.step import TaskModel
 
 if TYPE_CHECKING:

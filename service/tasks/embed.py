@@ -14,10 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
-from bertserve.service.errors import CallerValue, InvalidValueError, quote_names
-from bertserve.service.tasks.body import (
+from bertserve.service.body.task_body import (
     LIST_TAG,
     TEXT_TAG,
     ClosedModel,
@@ -30,9 +27,12 @@ from bertserve.service.tasks.body import (
     lower,
     one_of,
 )
+from bertserve.service.bundle.graph_spec import Outputs
+from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest, ModelConfig
+from bertserve.service.errors import CallerValue, InvalidValueError, quote_names
 from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.step import EMPTY_WARNINGS, ModelConfig, Step, TaskGenerator, TaskModel, too_long_error
+from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel, too_long_error
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens

@@ -15,10 +15,11 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.tasks.body import LIST_LIMIT, LIST_TAG, OBJECT_TAG, ClosedModel, TaskBody, body_config, one_of
+from bertserve.service.body.task_body import LIST_LIMIT, LIST_TAG, OBJECT_TAG, ClosedModel, TaskBody, body_config, one_of
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, encode_pairs
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "multiple-choice"

@@ -15,11 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
-from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.answer_spans import BestAnswers, SummedAnswers
-from bertserve.service.tasks.body import (
+from bertserve.service.body.task_body import (
     LIST_LIMIT,
     LIST_TAG,
     MAX_TOP_K,
@@ -32,11 +28,16 @@ from bertserve.service.tasks.body import (
     lower,
     one_of,
 )
+from bertserve.service.bundle.graph_spec import Outputs
+from bertserve.service.bundle.manifest import ModelConfig
+from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
+from bertserve.service.tasks import occlusion
+from bertserve.service.tasks.answer_spans import BestAnswers, SummedAnswers
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, DecisionRule, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput, copy_outputs, window_spans
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs, window_spans
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import default_stride, windows

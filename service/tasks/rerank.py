@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bertserve.service.bundle.manifest import Activation
+from bertserve.service.body.task_body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config
+from bertserve.service.bundle.manifest import Activation, ModelConfig
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import activate, best_first
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, encode_pairs
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "text-ranking"

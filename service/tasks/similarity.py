@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field
 
+from bertserve.service.body.task_body import LIST_LIMIT, ClosedModel, TaskBody, Truncate, TruncationDirection, body_config, lower
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.body import LIST_LIMIT, ClosedModel, TaskBody, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "sentence-similarity"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.bundle.manifest import Activation, Embedding, Side
+from bertserve.service.bundle.manifest import ModelConfig, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -61,30 +61,6 @@ class Step:
     def tokens(self) -> int:
         """Tokens of the encodings, as the queue counts them."""
         return sum(encoding.weighted_tokens for encoding in self.encodings)
-
-
-class ModelConfig(Protocol):
-    """The properties of a model that tasks use; a manifest has them, and the exporter's checkpoint, which has no manifest yet."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Label names by id."""
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """The tag of each label, for token classification; empty if the labels are the tags."""
-
-    @property
-    def activation(self) -> Activation:
-        """The function from logits to scores."""
-
-    @property
-    def embedding(self) -> Embedding | None:
-        """The settings of embeddings, if the model embeds texts."""
-
-    @property
-    def attention_heads(self) -> tuple[int, ...]:
-        """Number of heads of each layer, if the graph has attention as an output; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True)

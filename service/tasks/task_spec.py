@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from bertserve.service.body.task_body import TaskBody, types_within
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.tasks.body import TaskBody, types_within
 from bertserve.service.tasks.step import TaskFunction
 
 UNNAMED_TEXT = "text"  # the name of an input that is a text without a name

@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, lower
+from bertserve.service.body.task_body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, lower
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput, copy_outputs, window_spans
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs, window_spans
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows

@@ -14,14 +14,15 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from bertserve.service.body.task_body import TaskBody, TextOrTexts, body_config
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import Decided, DecisionParameters, decision_rule
 from bertserve.service.tasks.decoding import activate
-from bertserve.service.tasks.step import EMPTY_WARNINGS, ModelConfig, Step, TaskGenerator, TaskModel, TextInput
+from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel, TextInput
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
 

@@ -13,13 +13,13 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from bertserve.service.body.json_text import to_plain
+from bertserve.service.body.reading import read_as
+from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.json_text import to_plain
-from bertserve.service.tasks.reading import read_as
 from bertserve.service.tasks.step import Step
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from task_runs import begin, decode, encode

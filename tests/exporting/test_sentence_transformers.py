@@ -12,10 +12,10 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.validation.reference import run_input
+from bertserve.service.body.json_text import to_plain
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.json_text import to_plain
 from bundles import Service, exported, refused
 from checkpoints import ROWS, edit_json, save, service_tokenizer, write_modules
 from golden import cases

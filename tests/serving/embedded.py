@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from bertserve.service.body.reading import read_as
+from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import read_as
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 ROOT = Path(__file__).parents[2]

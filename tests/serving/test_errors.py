@@ -12,9 +12,9 @@ from app_client import Send, call, error_of, post, posting, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import response
 from bertserve.service.api.fastapi_app import ErrorBody
+from bertserve.service.body.json_text import to_json
 from bertserve.service.errors import HTTP_ERRORS, BertServeError, CallerError, HttpError, RefusedError, StartError
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.json_text import to_json
 
 CLASSES = {*CallerError.__subclasses__(), *BertServeError.__subclasses__()} - {CallerError, StartError, HttpError, RefusedError}
 ERRORS: list[BertServeError] = [

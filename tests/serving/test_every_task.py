@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from app_client import LONG, Send, assert_same, call, error_of, error_of_body, post, result, serving, state_of
+from bertserve.service.body.reading import IGNORED_FIELDS, IGNORED_OPTIONS
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import IGNORED_FIELDS, IGNORED_OPTIONS
 from bertserve.service.text.tokenizer import SHORT_CHARS
 
 CLASSIFY, NER, ANSWER, FILL, CHOOSE = "/classify", "/ner", "/answer", "/fill-mask", "/choose"

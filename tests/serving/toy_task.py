@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from bertserve.service.tasks.body import ClosedModel, TaskBody, body_config
+from bertserve.service.body.task_body import ClosedModel, TaskBody, body_config
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "pair-counting"

@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 from bertserve.service.api.call import Call
 from bertserve.service.api.formats.openai import usage
 from bertserve.service.api.request import RequestContext
+from bertserve.service.body.json_text import to_json
+from bertserve.service.body.reading import read_as
+from bertserve.service.body.task_body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, Text, body_config, one_of
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import rerank
-from bertserve.service.tasks.body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, Text, body_config, one_of
-from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tasks.reading import read_as
-from bertserve.service.tasks.step import ModelConfig
 
 RESPONSE_EXAMPLE: dict[str, Any] = {
     "id": "5f1c",

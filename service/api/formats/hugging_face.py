@@ -14,12 +14,12 @@ from pydantic import ConfigDict, Field
 
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import RequestContext
+from bertserve.service.body.reading import parse_json, read_as, read_protocol, validate_as
+from bertserve.service.body.task_body import ClosedModel, TaskBody
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
-from bertserve.service.tasks.body import ClosedModel, TaskBody
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import parse_json, read_as, read_protocol, validate_as
 
 _PREDICT_EXAMPLE: dict[str, Any] = {"instances": ["A warm, funny film.", "Dull."]}
 _JS_USER_AGENT = b"@huggingface/inference/"

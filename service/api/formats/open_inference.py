@@ -16,15 +16,15 @@ from pydantic.fields import FieldInfo
 
 from bertserve.service.api.call import HEADER_LENGTH, Call
 from bertserve.service.api.request import RequestContext
+from bertserve.service.body.json_text import to_json
+from bertserve.service.body.reading import check_names, read_protocol, show, validate_as
+from bertserve.service.body.task_body import MAX_ITEMS, ClosedModel, TaskBody, types_within
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
-from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody, types_within
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tasks.reading import check_names, read_protocol, show, validate_as
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint

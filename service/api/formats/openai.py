@@ -9,12 +9,12 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import RequestContext
+from bertserve.service.body.reading import read_as
+from bertserve.service.body.task_body import TaskBody, TextOrTexts, body_config
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
-from bertserve.service.tasks.reading import read_as
-from bertserve.service.tasks.step import ModelConfig
 
 RESPONSE_EXAMPLE: dict[str, Any] = {
     "object": "list",

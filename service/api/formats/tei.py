@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.tasks import embed
-from bertserve.service.tasks.body import (
+from bertserve.service.body.task_body import (
     LIST_LIMIT,
     LIST_TAG,
     TEXT_TAG,
@@ -25,9 +24,11 @@ from bertserve.service.tasks.body import (
     lower,
     one_of,
 )
+from bertserve.service.bundle.manifest import ModelConfig
+from bertserve.service.tasks import embed
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
-from bertserve.service.tasks.step import ModelConfig, TextInput
+from bertserve.service.tasks.step import TextInput
 
 _Item = Annotated[
     Text | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)], one_of("a text or a list of one or two texts", TEXT_TAG, LIST_TAG)

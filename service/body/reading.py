@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from bertserve.service.body.json_text import parse
+from bertserve.service.body.task_body import TAGS, ClosedModel, Limits, TaskBody, field_names
 from bertserve.service.errors import (
     CallerValue,
     InvalidValueError,
@@ -19,8 +21,6 @@ from bertserve.service.errors import (
     quote_names,
     requirement,
 )
-from bertserve.service.tasks.body import TAGS, ClosedModel, Limits, TaskBody, field_names
-from bertserve.service.tasks.json_text import parse
 
 _SHOWN_CHARS = 40  # characters of a wrong value that a message shows
 # Fields that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.

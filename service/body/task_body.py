@@ -1,7 +1,7 @@
 """The common parts of all tasks' bodies: types of `inputs`, `parameters`, and the shape of an answer.
 
 An unknown name is an error, because it would have no effect. `ClosedModel` checks the names in `parameters` and in the objects of `inputs`.
-The reader of the body checks the names next to `inputs`; it ignores some names that clients send.
+`reading.py` checks the names next to `inputs`; it ignores some names that clients send.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_a
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.tasks.step import ModelConfig
+from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.text.words import Unit
 
 # Tags of the unions below. pydantic puts them into error locations, and messages leave them out.
