@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app_client import error_of, fake_service, keys, play, posting, serving, state_of, until_queued
+from app_client import error_of, fake_service, keys, play, posting, serving, state_of
 from bertserve.service import cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
@@ -75,7 +75,7 @@ async def test_a_key_with_too_many_open_requests_is_refused_and_other_keys_are_n
     async with serving(service, auth) as client:
         engine.gate.clear()
         running = [asyncio.ensure_future(client.post("/classify", **request)) for request in (lines, body | {"headers": other})]
-        await until_queued(service, 3)
+        await until(lambda: len(service.scheduler.queue.requests) == 4)
         refusal = await client.post("/classify", headers=KEY, **body)
         error_of(refusal, 429, "overloaded")
         assert "1" == refusal.headers["retry-after"]
