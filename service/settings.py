@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -66,11 +66,17 @@ def _split(value: Any) -> Any:
     return tuple(part for part in parts if part != "")
 
 
+def _origin(value: str) -> str:
+    if not re.fullmatch(r"https?://[^/?#@\s]+|\*", value):
+        raise ValueError("must be an origin, such as https://app.example.com, without a path, or *")
+    return value
+
+
 _Separated = BeforeValidator(_split)
 Texts = Annotated[tuple[str, ...], NoDecode, _Separated]
 Paths = Annotated[tuple[Path, ...], NoDecode, _Separated]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, _Separated]
-Origins = Annotated[tuple[Annotated[str, Field(pattern=r"^(https?://[^/?#@\s]+|\*)$")], ...], NoDecode, _Separated]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, _Separated]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 

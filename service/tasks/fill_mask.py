@@ -6,6 +6,7 @@ the mask is the only special token that a text can contain, because other spelli
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -89,7 +90,7 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     ids, mask = tokenizer.tokenize([input_.text])[0].ids, tokenizer.spec.mask
     assert mask is not None, "every manifest of a fill-mask model has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
-    _check_masks(len(masks), mask.token)
+    _check_masks(len(masks), mask.token, input_.text)
     if input_.parameters.joint:
         return (yield from fill_jointly(input_, ids, masks, tokenizer))
     allowed_ids, warnings = (None, ()) if input_.resolve_targets is None else input_.resolve_targets(tokenizer)
@@ -145,11 +146,16 @@ def _candidates(
     ]
 
 
-def _check_masks(count: int, mask: str) -> None:
+def _check_masks(count: int, mask: str, text: str) -> None:
     if count > MAX_MASKS:
         raise InvalidValueError("the text has {count} masks and {limit} are allowed; split it.", count=count, limit=MAX_MASKS)
     if count == 0:
-        raise InvalidValueError("the text has no mask; write `{known}` for each word to fill in.", known=mask)
+        other = re.search(r"\[MASK\]|<mask>|___", text)  # of other models
+        raise InvalidValueError(
+            "the text has no mask; write `{known}` for each word to fill in{instead}.",
+            known=mask,
+            instead="" if other is None else f", instead of `{other[0]}`",
+        )
 
 
 def _tokenize_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[TokenTuple]:

@@ -148,6 +148,7 @@ def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
         ("[MASK]" * 7, ["good", "xy"], "7 .* 2 .* 128 .* 64 "),
         ("[MASK]", ["", "\u200b"], "`targets`"),
         ("no mask", None, r"`\[MASK\]`"),
+        ("a <mask> film", None, r"`\[MASK\]`.*`<mask>`"),
     ],
 )
 def test_an_impossible_or_too_large_search_is_refused(runs: Runs, text: str, targets: list[str] | None, value: str) -> None:

@@ -137,6 +137,11 @@ def test_a_value_out_of_range_or_of_a_wrong_form_is_refused(flag: str, value: st
     assert error.value.message.startswith(f"{flag} (or BERT_SERVE_{flag[2:].upper().replace('-', '_')}) is `{value}`: ")
 
 
+def test_the_error_for_an_invalid_origin_shows_a_valid_one() -> None:
+    with pytest.raises(SettingsError, match="such as https://"):
+        parse(Settings, ["--cors-origin", "app.example.com"])
+
+
 FILE = """
 port = 1234
 models = ["a", "b"]
