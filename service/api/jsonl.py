@@ -74,8 +74,9 @@ class LineStream:
                 while not (self._lines or self._is_complete):
                     await self._progress.wait()
         except TimeoutError:
-            detail = "no line came within {limit:g} s; end the request after the last line."
-            raise HttpError(HTTPStatus.REQUEST_TIMEOUT, detail, limit=limit) from None
+            raise HttpError(
+                HTTPStatus.REQUEST_TIMEOUT, "no line came within {limit:g} s; end the request after the last line.", limit=limit
+            ) from None
         return bool(self._lines)
 
     async def _read(self, receive: Receive) -> None:
