@@ -20,6 +20,7 @@ from bertserve.service.api.application import Application
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.body import json_text
 from bertserve.service.cli import BertServe, Score
+from bertserve.service.errors import BertServeError, CallerError, HttpError, StartError
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import build
@@ -96,6 +97,12 @@ def flags(parser: FlagParser) -> Iterator[Flag]:
 def tasks() -> list[TaskSpec]:
     """Returns all tasks of the service."""
     return list(TASKS.values())
+
+
+def error_types() -> list[type[BertServeError]]:
+    """Returns the errors that a request can get, except those of HTTP."""
+    classes = {*CallerError.__subclasses__(), *BertServeError.__subclasses__()} - {CallerError, StartError, HttpError}
+    return sorted(classes, key=lambda kind: kind.__name__)
 
 
 def limits() -> Mapping[str, int]:

@@ -8,11 +8,11 @@ import pytest
 
 import facts
 from bertserve.bench import measurement, workloads
-from bertserve.service import errors
 from bertserve.service.body.reading import read_as
 from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle.calibration import Record
 from bertserve.service.bundle.manifest import Manifest  # its import defines all records
+from bertserve.service.errors import HTTP_ERRORS, BertServeError, CallerError
 from bertserve.service.tasks.catalog import TASKS
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -35,9 +35,7 @@ def items(record: type[Record]) -> dict[str, str]:
 def test_every_error_is_described() -> None:
     rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", section("http-api.md", "Errors"), re.MULTILINE)
 
-    classes = {*errors.CallerError.__subclasses__(), *errors.BertServeError.__subclasses__()}
-    classes -= {errors.CallerError, errors.StartError, errors.HttpError}
-    types = {*((error.status, error.error_type) for error in {*classes, errors.BertServeError}), *errors.HTTP_ERRORS.items()}
+    types = {*((error.status, error.error_type) for error in (*facts.error_types(), BertServeError)), *HTTP_ERRORS.items()}
     assert sorted(types) == sorted((int(status), error_type) for status, error_type in rows)
 
 
@@ -59,7 +57,7 @@ def test_the_error_in_the_tutorial_is_that_of_its_request() -> None:
     page = (REFERENCE.parent / "tutorial/first-bundle.md").read_text(encoding="utf-8")
     [(body, response)] = re.findall(r"/classify -d '(.+)'\n```\n\n```\n(\{\"error\": .+)", page)
 
-    with pytest.raises(errors.CallerError) as error:
+    with pytest.raises(CallerError) as error:
         read_as(TASKS["text-classification"].body, body.encode(), Limits(max_inputs=1, max_chars=100))
     assert {"error": error.value.message, "error_type": error.value.error_type}.items() <= json.loads(response).items()
 

@@ -69,8 +69,11 @@ def test_prometheus_and_grafana_find_each_other() -> None:
     assert f"{discovery['names'][0]}:{discovery['port']}" == SERVICES["haproxy"]["environment"]["REPLICAS"]
     assert discovery["names"][0] in SERVICES
     [source] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/datasources/bertserve.yml")))["datasources"]
-    assert "http://prometheus:9090" == source["url"]
+    assert ("prometheus", "http://prometheus:9090") == (source["type"], source["url"])
+    assert prometheus["global"]["scrape_interval"] == source["jsonData"]["timeInterval"]
+    assert ["alerts.yml"] == prometheus["rule_files"]
     [provider] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/dashboards/bertserve.yml")))["providers"]
+    assert "file" == provider["type"]
     assert f"{provider['options']['path']}/bertserve.json" == mounts_of_deploy()["grafana/bertserve.json"]
 
 

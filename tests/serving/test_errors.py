@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from starlette.types import Message
 
+import facts
 from app_client import Send, call, error_of, post, posting, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import response
 from bertserve.service.api.fastapi_app import ErrorBody
 from bertserve.service.body.json_text import to_json
-from bertserve.service.errors import HTTP_ERRORS, BertServeError, CallerError, HttpError, RefusedError, StartError
+from bertserve.service.errors import HTTP_ERRORS, BertServeError, HttpError, RefusedError
 from bertserve.service.tasks.catalog import TASKS
 
-CLASSES = {*CallerError.__subclasses__(), *BertServeError.__subclasses__()} - {CallerError, StartError, HttpError, RefusedError}
 ERRORS: list[BertServeError] = [
-    *(kind("what was wrong") for kind in sorted(CLASSES, key=lambda kind: kind.__name__)),
+    *(kind("what was wrong") for kind in facts.error_types() if kind is not RefusedError),
     *(HttpError(status, "what was wrong") for status in HTTP_ERRORS),
     RefusedError("what was wrong", reason="queue_full", retry_after_s=1.2),
 ]

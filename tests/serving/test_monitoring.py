@@ -78,15 +78,6 @@ def test_dashboard_variables_match_the_queries() -> None:
     assert variables == {variable["name"] for variable in DASHBOARD["templating"]["list"]}
 
 
-def test_grafana_and_prometheus_configurations_match() -> None:
-    [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/bertserve.yml").read_text())["datasources"]
-    [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/bertserve.yml").read_text())["providers"]
-    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    assert ("prometheus", "file") == (source["type"], provider["type"])
-    assert config["global"]["scrape_interval"] == source["jsonData"]["timeInterval"]
-    assert ["alerts.yml"] == config["rule_files"]
-
-
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_every_alert_has_a_runbook_and_tests(rule: dict[str, Any]) -> None:
     tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]

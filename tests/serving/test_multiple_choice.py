@@ -1,6 +1,5 @@
 """Multiple choice at /choose: scores and their order checked against plain formulas, long texts, limits, errors and tensors."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +51,6 @@ def test_a_prompt_is_a_question(api: Send) -> None:
     assert result_of(api, CHOOSE, {"prompt": "a very", "choices": choices}) == result_of(
         api, CHOOSE, {"question": "a very", "choices": choices}
     )
-
-
-def test_all_protocols_give_the_same_scores(api: Send) -> None:
-    """Covers the model's path, KServe's instances, and tensors, whose scores are in the order of the choices."""
-    expected = result_of(api, CHOOSE, QUESTION)
-    tensors = [
-        {"name": "question", "shape": [1], "datatype": "BYTES", "data": [QUESTION["question"]]},
-        {"name": "choices", "shape": [3, 1], "datatype": "BYTES", "data": QUESTION["choices"]},
-    ]
-    outputs = post(api, {"inputs": tensors}, path="/v2/models/choices/infer").json()["outputs"]
-
-    assert expected == result_of(api, "/models/choices", QUESTION)
-    assert {"predictions": [expected]} == post(api, {"instances": [QUESTION]}, path="/v1/models/choices:predict").json()
-    assert ["score", "json"] == [output["name"] for output in outputs]
-    assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(outputs[0]["data"])
-    assert [expected] == [json.loads(text) for text in outputs[1]["data"]]
 
 
 def test_tensors_accept_a_context(api: Send) -> None:

@@ -192,7 +192,7 @@ def test_broken_binary_texts_are_refused(api: Send, data: bytes, shape: list[int
     assert "`inputs`" in response.json()["error"]
 
 
-@pytest.mark.parametrize("header", ["0", "-1", "x", "1000000", "٣", "1" * 40])
+@pytest.mark.parametrize("header", ["0", "-1", "x", "1000000", "٣", "1" * 5000])
 def test_an_invalid_length_of_the_json_part_is_refused(api: Send, header: str) -> None:
     response = api("POST", "/v2/models/classifier/infer", content=b"{}", headers=[(HEADER.encode(), header.encode())])
 

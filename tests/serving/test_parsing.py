@@ -56,36 +56,22 @@ def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
 
 _DIGITS = "9" * 4300
 _ODD = ["NaN", f"-{_DIGITS}", _DIGITS, f"{_DIGITS}9", r'"\ud800"']
-_PLACES = [
-    ("/classify", '{"inputs": %s}'),
-    ("/classify", '{"inputs": "good", "model": %s}'),
-    ("/classify", '{"inputs": "good", "parameters": {"top_k": %s}}'),
-    ("/classify", '{"inputs": "good", "parameters": {"window": "mean", "stride": %s}}'),
-    ("/ner", '{"inputs": "good", "parameters": {"stride": %s}}'),
-    ("/ner", '{"inputs": "good", "parameters": {"ignore_labels": [%s]}}'),
-    ("/v1/models/classifier:predict", '{"instances": [%s]}'),
-    ("/v2/models/classifier/infer", '{"id": %s, "inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}'),
-    ("/v2/models/classifier/infer", '{"inputs": [{"name": "inputs", "shape": [%s], "datatype": "BYTES", "data": ["good"]}]}'),
-    (
-        "/v2/models/classifier/infer",
-        '{"parameters": {"timeout": %s}, "inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}',
-    ),
-]
-
-
-@pytest.mark.parametrize(("path", "body"), _PLACES)
-def test_an_odd_value_never_causes_a_server_error(api: Send, path: str, body: str) -> None:
-    statuses = [api("POST", path, content=(body % value).encode()).status_code for value in _ODD]
-    assert [] == [value[:20] for value, status in zip(_ODD, statuses, strict=True) if status >= 500]
+_TENSOR = '{"name": "inputs", "shape": [%s], "datatype": "BYTES", "data": [%s]}'
 
 
 @pytest.mark.parametrize(
-    ("header", "value"),
-    [("x-request-timeout-ms", b"9" * 5000), ("inference-header-content-length", b"9" * 5000), ("user-agent", b"hf_hub/\xb2.\xff")],
+    ("path", "body"),
+    [
+        ("/v1/models/classifier:predict", '{"instances": [%s]}'),
+        ("/v2/models/classifier/infer", f'{{"inputs": [{_TENSOR % ("%s", "0")}]}}'),
+        ("/v2/models/classifier/infer", f'{{"inputs": [{_TENSOR % ("1", "%s")}]}}'),
+        ("/v2/models/classifier/infer", f'{{"parameters": {{"timeout": %s}}, "inputs": [{_TENSOR % ("1", "0")}]}}'),
+    ],
 )
-def test_an_odd_header_never_causes_a_server_error(api: Send, header: str, value: bytes) -> None:
-    for path in ("/classify", "/v2/models/classifier/infer"):
-        assert api("POST", path, content=b'{"inputs": "good"}', headers={header: value}).status_code < 500
+def test_an_odd_value_never_causes_a_server_error(api: Send, path: str, body: str) -> None:
+    """The bodies of tasks are in test_hostile.py."""
+    statuses = [api("POST", path, content=(body % value).encode()).status_code for value in _ODD]
+    assert [] == [value[:20] for value, status in zip(_ODD, statuses, strict=True) if status >= 500]
 
 
 def test_the_limits_admit_the_largest_regular_bodies() -> None:
