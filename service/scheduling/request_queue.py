@@ -1,8 +1,8 @@
 """RequestQueue: admits requests, orders their items, and chooses the next batch. It has no threads, locks or clock.
 
 A request is admitted or refused as a whole, and closed once. Its items (texts, or windows of a text) start by *priority*, a virtual time:
-the arrival of the request plus `PACE` times the predicted seconds of its earlier items. So a long list or document fills the time that
-others leave, and no item waits forever, because later requests have later priorities.
+the arrival of the request plus the predicted seconds of its earlier items. So a long list or document fills the time that others leave, and
+no item waits forever, because later requests have later priorities.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from math import inf
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.scheduled_request import Item, Runner, ScheduledRequest, SizedPayloads
 
-# Factor on the predicted seconds of a request's earlier items in the priority of its later ones. It is above 1 so that other requests run
-# in between even if the machine is slower than predicted.
-PACE = 1.5
-
 # Nearly every wait is at most this many times its prediction.
 PREDICTION_ERROR = 1.15
 
@@ -27,7 +23,7 @@ PREDICTION_ERROR = 1.15
 LONG_S = 0.03
 
 # Seconds for which the past predicts the next requests: after a short request, long ones leave a thread to the next one, and after runs
-# at the same time, each has one thread.
+# at the same time, each has one thread, because a multi-threaded run would soon share its cores.
 RECENT_S = 1.0
 
 # Share of the queue that requests of more tokens than a batch leave to smaller ones.
@@ -38,6 +34,8 @@ MIN_GAIN = 1 / 16
 
 # Seconds by which the priority of a batch-mate can be later than that of the first item: efficiency must not undo the order.
 MAX_LAG_S = 0.3
+
+_Heap = list[tuple[float, int, Item]]  # by priority, in the order of arrival if priorities are equal
 
 
 class RequestQueue:
@@ -63,7 +61,7 @@ class RequestQueue:
         self.queue_items = 0
         self.threads = threads
         self._short_items, self._long_items = WaitingItems(), WaitingItems()
-        self._owed_s = 0.0  # predicted seconds that short requests get before the next long one
+        self._owed_s = 0.0  # predicted seconds that short requests get before the next long one: as many as the last long batch
         self._last_short = -inf  # arrival of the last short request
 
     def wait_s(self, remaining_s: float) -> float:
@@ -72,10 +70,9 @@ class RequestQueue:
         Args:
             remaining_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
         """
+        short_s, long_s = self._short_items.predicted_s, self._long_items.predicted_s
         # while both wait, short and long requests get equal thread time
-        return (
-            min(2 * self._short_items.predicted_s, self._short_items.predicted_s + self._long_items.predicted_s) + remaining_s
-        ) / self.threads
+        return (short_s + min(short_s, long_s) + remaining_s) / self.threads
 
     def check_arrival(self, time_left_s: float, remaining_s: float) -> None:
         """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
@@ -85,8 +82,7 @@ class RequestQueue:
         """
         if self.held_tokens >= self.max_queue_tokens:
             raise self._full_error(1, self.max_queue_tokens, remaining_s)
-        if PREDICTION_ERROR * (wait := self.wait_s(remaining_s)) > time_left_s:
-            raise self._deadline_error(wait, 0.0, time_left_s)
+        self._check_wait(self.wait_s(remaining_s), 0.0, time_left_s)
 
     def put(self, request: ScheduledRequest, payloads: SizedPayloads, time_left_s: float, remaining_s: float = 0.0) -> None:
         """Admits a new request with its first items.
@@ -111,9 +107,7 @@ class RequestQueue:
         else:
             threads, wait = self.threads, self.wait_s(remaining_s)
             self._last_short = max(self._last_short, request.arrived)
-        own = (items[-1].priority - request.arrived) / threads
-        if wait and PREDICTION_ERROR * (wait + own) > time_left_s:
-            raise self._deadline_error(wait, own, time_left_s)
+        self._check_wait(wait, (items[-1].priority - request.arrived) / threads, time_left_s)
         self.requests.add(request)
         self.held_tokens += request.held_tokens
         self._add(request, items)
@@ -130,17 +124,17 @@ class RequestQueue:
             long_runs: Number of current runs that began with an item of a long request. After a short request, they leave one thread free.
         """
         only_short = long_runs > 0 and long_runs >= self._threads_for_long(now)
-        head = self._first(only_short) if self.queue_items else None
+        short, long = self._short_items.first(), None if only_short else self._long_items.first()
+        long_is_first = long and (not short or (self._owed_s <= 0 and long.priority < short.priority))
+        head = long if long_is_first else short
         if head is None:
             return []
-        batch, length = list[Item](), 0
-        item: Item | None = head
-        while item:
+        batch, length = [head], head.length
+        self._remove(head)
+        while self.queue_items and (item := self._batch_mate(head, len(batch), length, only_short)):
             batch.append(item)
             length = max(length, item.length)
-            item.request.running += 1
             self._remove(item)
-            item = self._batch_mate(head, len(batch), length, only_short) if self.queue_items else None
         if head.request.is_long:
             self._owed_s = head.request.runner.seconds(len(batch), length)
         else:
@@ -154,8 +148,8 @@ class RequestQueue:
         if request not in self.requests:
             return False
         request.results[item.index] = result
-        request.running -= 1
-        return not (request.running or request.waiting)
+        request.unfinished -= 1
+        return not request.unfinished
 
     def close(self, request: ScheduledRequest) -> bool:
         """Ends a request in any state; returns true only for the first call. Its waiting items never start."""
@@ -172,17 +166,18 @@ class RequestQueue:
     def _threads_for_long(self, now: float) -> int:
         return max(self.threads - (now - self._last_short < RECENT_S), 1)
 
-    def _deadline_error(self, wait: float, own: float, time_left_s: float) -> RefusedError:
-        """Returns an error with a predicted wait; `own` is the virtual time between a request's first and last item, per thread."""
-        return RefusedError(
-            "the queue takes about {wait:.1f} s and the request itself {own:.1f} s, and its deadline is in {left:.1f} s; "
-            "try again later, send less at once, or allow more time.",
-            wait=wait,
-            own=own,
-            left=time_left_s,
-            reason="deadline",
-            retry_after_s=wait + own - time_left_s / PREDICTION_ERROR,
-        )
+    def _check_wait(self, wait: float, own: float, time_left_s: float) -> None:
+        """Checks a predicted wait; `own` are the predicted seconds of the request's earlier items, per thread."""
+        if wait and PREDICTION_ERROR * (wait + own) > time_left_s:  # an empty queue admits all, because a retry would be no better
+            raise RefusedError(
+                "the queue takes about {wait:.1f} s and the request itself {own:.1f} s, and its deadline is in {left:.1f} s; "
+                "try again later, send less at once, or allow more time.",
+                wait=wait,
+                own=own,
+                left=time_left_s,
+                reason="deadline",
+                retry_after_s=wait + own - time_left_s / PREDICTION_ERROR,
+            )
 
     def _full_error(self, tokens: int, limit: int, remaining_s: float) -> RefusedError:
         excess = (self.held_tokens + tokens - limit) / max(self.held_tokens, 1)
@@ -212,12 +207,13 @@ class RequestQueue:
                 runs[tokens] = length, runner.seconds(full, length) / full
             length, seconds = runs[tokens]
             items.append(Item(request, index, payload, length, seconds, request.priority))
-            request.priority += PACE * seconds
-        request.is_long |= items[-1].priority - request.arrived > PACE * LONG_S
+            request.priority += seconds
+        request.is_long |= items[-1].priority - request.arrived > LONG_S
         return items
 
     def _add(self, request: ScheduledRequest, items: list[Item]) -> None:
         request.results = [None] * len(items)
+        request.unfinished = len(items)
         request.waiting.update(items)
         self.queue_items += len(items)
         (self._long_items if request.is_long else self._short_items).add(request, items)
@@ -228,17 +224,6 @@ class RequestQueue:
         request.waiting.remove(item)
         self.queue_items -= 1
         (self._long_items if request.is_long else self._short_items).remove(item)
-
-    def _first(self, only_short: bool) -> Item | None:
-        """Returns the item that starts next: the first by priority.
-
-        After a batch of a long request, waiting short requests first get as much predicted time as that batch.
-        """
-        short = self._short_items.first()
-        long = None if only_short else self._long_items.first()
-        if short is None or long is None:
-            return short or long
-        return short if self._owed_s > 0 or short.priority <= long.priority else long
 
     def _batch_mate(self, head: Item, rows: int, length: int, only_short: bool) -> Item | None:
         """Returns the best item to add to a batch of `rows` items padded to `length`, or None if no item is worth it.
@@ -262,9 +247,6 @@ class RequestQueue:
             if saved * self.queue_items > delay * rows and saved >= max(MIN_GAIN * run_s, delay if favors_long else 0.0):
                 return item
         return None
-
-
-_Heap = list[tuple[float, int, Item]]  # by priority, in the order of arrival if priorities are equal
 
 
 class WaitingItems:

@@ -17,19 +17,15 @@ class Runner(Protocol):
     @property
     def shares_batches(self) -> bool:
         """Whether items of several requests, or several items of one, can share a batch."""
-        ...
 
     def seconds(self, rows: int, length: int) -> float:
         """Returns the predicted seconds of a batch of `rows` padded to `length` tokens."""
-        ...
 
     def padded_shape(self, rows: int, length: int) -> tuple[int, int] | None:
         """Returns the rows and the length at which a batch runs, or None if it has too many rows; one row always fits."""
-        ...
 
     def run(self, payloads: Sequence[Any], *, multi_threaded: bool) -> Sequence[Any]:
         """Returns one result per payload, in order; called on an inference thread."""
-        ...
 
 
 SizedPayloads = Sequence[tuple[int, Any]]  # tokens and payload of each item
@@ -47,7 +43,7 @@ class ScheduledRequest:
         held_tokens: Tokens that it holds of the queue until it ends: those of all its items, and a reserve for later ones and decoding.
         priority: Virtual start time of its next item; the queue changes it.
         waiting: The items that have not started.
-        running: Number of items that have started and have no result.
+        unfinished: Number of items without a result.
         results: One per item, in order.
         is_long: Whether its items up to now, before the last one, take long.
         future: Resolved when it ends.
@@ -60,7 +56,7 @@ class ScheduledRequest:
     held_tokens: int
     priority: float = 0.0
     waiting: set[Item] = field(default_factory=set)
-    running: int = 0
+    unfinished: int = 0
     results: list[Any] = field(default_factory=list)
     is_long: bool = False
     future: asyncio.Future[None] | None = None

@@ -40,7 +40,8 @@ class Scheduler:
     Attributes:
         queue: Its queue; only the scheduler changes it.
         clock: Returns monotonic seconds.
-        multi_threads: Threads of a multi-threaded run.
+        multi_threads: Threads of a multi-threaded run. It is used if this many threads for each active, waiting and recent run are at
+            most `queue.threads`; a single run may always use it.
         withdrawn: Set before `stop`, to report not ready and still accept work.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
@@ -54,16 +55,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         on_hang: Callable[[], None] = lambda: None,
     ) -> None:
-        """Creates a scheduler; `start` starts it.
-
-        Args:
-            queue: An empty queue that nothing else uses.
-            multi_threads: Threads of a multi-threaded run. It is used if this many threads for each active, waiting and recent run are at
-                most `queue.threads`; a single run may always use it.
-            prepare_threads: Threads that tokenize long texts.
-            clock: Returns monotonic seconds.
-            on_hang: Called for each run that hangs.
-        """
+        """Creates a scheduler for an empty queue, with `prepare_threads` for long texts. It calls `on_hang` for each run that hangs."""
         self.queue = queue
         self.clock = clock
         self.multi_threads = multi_threads
@@ -201,11 +193,7 @@ class Scheduler:
             request.future = None  # its error refers to this frame; without the cycle, no garbage collection is needed to free texts
 
     async def stop(self, shutdown_timeout_s: float) -> int:
-        """Refuses new requests, lets others finish for `shutdown_timeout_s` seconds, fails the rest and ends the inference threads.
-
-        Returns:
-            The number of requests that were failed.
-        """
+        """Ends the threads: refuses new requests, lets others finish for some seconds, and fails the rest; returns how many it fails."""
         self._stopping = True
         end = self._loop.time() + shutdown_timeout_s
         while (self.queue.requests or self._prepare_chars) and not self._stopped and self._loop.time() < end:
@@ -237,8 +225,7 @@ class Scheduler:
             logger.critical("%s", error.message)
             self._abort("the GPU failed, and the service must be restarted")
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
-            # An error of the scheduler itself; `_execute` and `_deliver` handle errors of the work. The queue may be inconsistent, so no
-            # thread can continue.
+            # `_execute` and `_deliver` handle errors of the work. After one of the scheduler itself, the queue may be inconsistent.
             logger.critical("an inference thread died of %s. This is a bug; the service must be restarted", type(error).__name__)
             self._abort("an inference thread died, and the service must be restarted")
 
@@ -262,7 +249,7 @@ class Scheduler:
                     return False
                 now = self.clock()
                 long_runs = sum(bool(other.batch) and other.batch[0].request.is_long for other in self._threads)
-                batch = self.queue.take(now, long_runs=long_runs)
+                batch = self.queue.take(now, long_runs=long_runs) if self.queue.queue_items else []
                 if batch or thread.setup_calls:
                     break
                 self._wakeup.wait()
@@ -272,7 +259,6 @@ class Scheduler:
             runs = sum(bool(other.batch) for other in self._threads) + self.queue.queue_items
             if runs > 1 and runs * self.multi_threads > self.queue.threads:
                 self._last_crowded = now
-            # not only by the current runs: if requests arrive at random, a multi-threaded run would soon share its cores
             multi_threaded = now - self._last_crowded > RECENT_S
         if batch:
             self._execute(thread, batch, multi_threaded=multi_threaded)
@@ -364,8 +350,7 @@ class Scheduler:
     def check_hung_runs(self) -> None:
         """Replaces the threads whose run hangs; it must be called once per second.
 
-        It counts its calls instead of reading a clock: if the process was suspended, there were none, so no run counts as hung when it
-        continues.
+        It counts its calls instead of reading a clock, so that no run counts as hung because the process was suspended.
         """
         with self._lock:  # a run that ends meanwhile is either answered or replaced
             for thread in list(self._threads):

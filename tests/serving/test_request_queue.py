@@ -170,8 +170,8 @@ def test_a_request_is_refused_if_its_own_items_would_miss_its_deadline() -> None
     queue, runner = new_queue(), alone(1.0)
     add(queue, 8, runner=runner)
     with pytest.raises(RefusedError):
-        add(queue, *[8] * 4, deadline=5.0, runner=runner)
-    add(queue, *[8] * 3, deadline=5.0, runner=runner)
+        add(queue, *[8] * 5, deadline=5.0, runner=runner)
+    add(queue, *[8] * 4, deadline=5.0, runner=runner)
 
 
 def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -> None:
@@ -195,10 +195,10 @@ SECOND, TENTH = alone(1.0), alone(0.1)
 QUESTIONS = {
     "the first of two texts": ([("A", 0.0, 1, TENTH), ("B", 0.1, 1, TENTH)], {1.0: "A"}),
     "a text before the next window, which is due later": ([("D", 0.0, 10, SECOND), ("T", 0.5, 1, TENTH)], {0.0: "D", 1.0: "T"}),
-    "a text after a window, although the next one is due": ([("D", 0.0, 10, SECOND), ("T", 1.6, 1, TENTH)], {0.0: "D", 1.0: "D", 2.0: "T"}),
+    "a text after a window, although the next one is due": ([("D", 0.0, 10, SECOND), ("T", 2.1, 1, TENTH)], {0.0: "D", 1.0: "D", 2.2: "T"}),
     "another text, because texts have had less time": (
-        [("D", 0.0, 10, SECOND), ("T", 1.6, 1, TENTH), ("U", 1.7, 1, TENTH)],
-        {0.0: "D", 1.0: "D", 2.0: "T", 2.1: "U"},
+        [("D", 0.0, 10, SECOND), ("T", 2.1, 1, TENTH), ("U", 2.2, 1, TENTH)],
+        {0.0: "D", 1.0: "D", 2.2: "T", 2.3: "U"},
     ),
     "a late window, because texts have had as much time": (
         [("D", 0.0, 9, SECOND), ("E", 0.2, 9, SECOND), ("T", 3.5, 1, SECOND), ("U", 3.6, 1, TENTH)],
@@ -207,8 +207,8 @@ QUESTIONS = {
     "the next window, if no text waits": ([("D", 0.0, 10, SECOND), ("T", 1.5, 1, TENTH)], {0.0: "D", 1.0: "D"}),
     "the first window of a second document": ([("D", 0.0, 10, SECOND), ("E", 0.2, 10, SECOND)], {0.0: "D", 1.0: "E", 2.0: "D"}),
     "texts of similar length together": ([("A", 0.0, 1, MODEL), ("B", 0.0, 1, MODEL), ("C", 0.0, 1, MODEL)], {0.0: "ABC"}),
-    "a short list is not long": ([("L", 0.0, 2, alone(0.02)), ("T", 0.02, 1, alone(0.02))], {0.0: "L", 0.02: "T", 0.04: "L"}),
-    "a text that came before the next item of a list": ([("L", 0.0, 3, SECOND), ("T", 1.4, 1, TENTH)], {0.0: "L", 1.4: "T", 1.5: "L"}),
+    "a short list is not long": ([("L", 0.0, 2, alone(0.02)), ("T", 0.03, 1, alone(0.02))], {0.0: "L", 0.03: "L", 0.05: "T"}),
+    "a text that came before the next item of a list": ([("L", 0.0, 3, SECOND), ("T", 0.9, 1, TENTH)], {0.0: "L", 1.0: "T", 1.1: "L"}),
 }
 
 
@@ -252,7 +252,7 @@ def test_the_next_items_of_a_request_keep_its_place() -> None:
     queue = new_queue()
     explain_request = add(queue, 60, runner=alone(1.0))
     [first] = queue.take(0.0)
-    before, after = add(queue, 5, now=1.4, runner=alone(0.1)), add(queue, 5, now=1.6, runner=alone(0.1))
+    before, after = add(queue, 5, now=0.9, runner=alone(0.1)), add(queue, 5, now=1.1, runner=alone(0.1))
     assert queue.finish(first, None)
     queue.put_next(explain_request, [(60, "next")])
     assert [[before], [explain_request], [after]] == [[item.request for item in batch] for batch in drain(queue, 2.0)]
