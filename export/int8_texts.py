@@ -18,7 +18,7 @@ import numpy as np
 from bertserve.export.errors import UsageError, log
 from bertserve.export.input_fields import INPUT_KEYS, read_input
 from bertserve.service.bundle.manifest import Int8Split, Manifest, TextDigests
-from bertserve.service.errors import BertServeError, StartError, plural
+from bertserve.service.errors import BertServeError, StartError, plural, quote_names
 from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
         if delimiter := DELIMITERS.get(suffix.removeprefix(".")):
             columns, rows = read_delimited(path, delimiter)
             if INPUT_KEYS.isdisjoint(columns):
-                names = ", ".join(f"`{column}`" for column in columns[:8])
+                names = quote_names(columns[:8])
                 raise UsageError(f"`{path}` has {names}, separated by {delimiter!r}, but no column `text`, or `question` and `context`.")
             texts = [_read_row(path, row) for row in rows]
         elif suffix in (".jsonl", ".ndjson", ".json"):

@@ -38,7 +38,7 @@ from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Example, Manifest, Metric, OmittedGraph
 from bertserve.service.bundle.validation_policy import has_low_agreement
-from bertserve.service.errors import BundleError
+from bertserve.service.errors import BundleError, quote_names
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import token_classification
 from bertserve.service.text.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
         if checkpoint.task == token_classification.TASK and (names := tag_like_labels(checkpoint.labels)):
             logger.warning(
                 "the labels %s of `%s` look like tags, but are read as names; if they are tags, rename them in config.json, such as B-PER.",
-                ", ".join(f"`{label}`" for label in names[:8]),
+                quote_names(names[:8]),
                 checkpoint.origin.checkpoint,
             )
         EXPORT_TASKS[checkpoint.task].refuse_pairs(texts, checkpoint.tokenizer)

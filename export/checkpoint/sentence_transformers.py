@@ -22,7 +22,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, Va
 
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.manifest import Similarity
-from bertserve.service.errors import describe_validation_error
+from bertserve.service.errors import describe_validation_error, quote_names
 
 MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
@@ -140,7 +140,7 @@ def find_transformer(folder: Path) -> Path:
     """Returns the folder of a checkpoint's model: its own folder, or the one that `modules.json` names."""
     folders = [path for kind, path in read_modules(folder) if kind == TRANSFORMER] or [folder]
     if len(folders) > 1:
-        names = ", ".join(f"`{path.name}`" for path in folders)
+        names = quote_names(path.name for path in folders)
         raise CheckpointError(f"`{folder / MODULES_FILE}` has {len(folders)} Transformer modules, {names}; only one is supported.")
     if not folders[0].is_dir():
         raise CheckpointError(f"the folder `{folders[0]}`, which {MODULES_FILE} names, is missing; copy the whole checkpoint.")

@@ -46,19 +46,16 @@ class Slot:
     """A mask of the caller's text, as a number of masks: one per token of its targets.
 
     Attributes:
-        ways: The number of ways to fill the first 0, 1, ... masks, up to all of them.
+        size: Number of masks.
+        count: Number of ways to fill them: its targets, or the vocabulary.
         next_tokens: Tokens so far -> allowed next tokens, ascending; None for any token.
         targets: Tokens -> target; None for any token.
     """
 
-    ways: Sequence[int]
+    size: int
+    count: int
     next_tokens: Mapping[TokenTuple, NDArray[np.int64]] | None = None
     targets: Mapping[TokenTuple, str] | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of masks."""
-        return len(self.ways) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +66,14 @@ class Pattern:
         ids: Token ids of the whole text.
         masks: Positions of the masks.
         slots: The slots of the masks, in order.
-        runs: Maximum number of texts that are run for each mask.
+        runs: Maximum number of texts that are run.
         start: Position of the first token that is read.
     """
 
     ids: list[int]
     masks: list[int]
     slots: tuple[Slot, ...]
-    runs: list[int]
+    runs: int
     start: int
 
     def filled(self, tokens: TokenTuple, start: int, stop: int) -> list[int]:
@@ -108,7 +105,7 @@ def fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokeni
     """
     beam, top_k = input_.parameters.beam or DEFAULT_BEAM, input_.parameters.top_k
     # without targets, any token of the vocabulary fills a mask
-    slots, warnings = ([Slot((1, tokenizer.vocabulary_size))], ()) if input_.resolve_targets is None else input_.resolve_targets(tokenizer)
+    slots, warnings = ([Slot(1, tokenizer.vocabulary_size)], ()) if input_.resolve_targets is None else input_.resolve_targets(tokenizer)
     if len(slots) ** len(masks) > MAX_PATTERNS:
         raise InvalidValueError(
             "{masks_count} masks with targets of {slots_count} different numbers of tokens need {texts} texts "
@@ -120,10 +117,10 @@ def fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokeni
         )
     patterns = [_pattern(ids, masks, chosen, beam, tokenizer) for chosen in product(slots, repeat=len(masks))]
     longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
-    count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
+    count = min(top_k, sum(slot.count for slot in slots) ** len(masks))
     room = tokenizer.max_text_tokens(pair=False)
     specials = tokenizer.spec.max_length - room
-    tokens = sum(sum(pattern.runs) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
+    tokens = sum(pattern.runs * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
     cost = candidates_cost(input_.text, longest, count, masks=mask_count) + Cost(reserved_tokens=tokens)
     yield Step([], cost, truncated=longest > room, warnings=warnings)  # the search starts after its total cost has been checked
     return (yield from _search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
@@ -134,12 +131,11 @@ def slots_of(targets: Mapping[TokenTuple, str]) -> list[Slot]:
     slots = []
     for size in sorted({len(tokens) for tokens in targets}):
         of_size = {tokens: target for tokens, target in targets.items() if len(tokens) == size}
-        ways = [len({tokens[:count] for tokens in of_size}) for count in range(size + 1)]
         next_tokens: dict[TokenTuple, set[int]] = {}
         for target_tokens in of_size:
             for index, token in enumerate(target_tokens):
                 next_tokens.setdefault(target_tokens[:index], set()).add(token)
-        slots.append(Slot(ways, {prefix: np.array(sorted(tokens)) for prefix, tokens in next_tokens.items()}, of_size))
+        slots.append(Slot(size, len(of_size), {prefix: np.array(sorted(tokens)) for prefix, tokens in next_tokens.items()}, of_size))
     return slots
 
 
@@ -172,16 +168,17 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], beam
         )
     middle = (positions[0] + positions[-1]) // 2
     start = min(max(middle - room // 2, positions[-1] - room + 1, 0), max(len(expanded) - room, 0))
-    return Pattern(expanded, positions, slots, _runs(slots, beam), start)
+    return Pattern(expanded, positions, slots, _max_runs(slots, beam), start)
 
 
-def _runs(slots: Sequence[Slot], beam: int) -> list[int]:
-    """Returns the maximum number of texts that are run for each mask of the slots."""
-    counts, before = [], 1
+def _max_runs(slots: Sequence[Slot], beam: int) -> int:
+    """Returns the maximum number of texts that are run for the masks of the slots: for each mask, one per kept filling before it."""
+    runs, fillings = 0, 1
     for slot in slots:
-        counts += [min(beam, before * ways) for ways in slot.ways[:-1]]
-        before = min(before * slot.ways[-1], beam)
-    return counts
+        runs += fillings
+        fillings = min(fillings * slot.count, beam)
+        runs += fillings * (slot.size - 1)
+    return runs
 
 
 def _search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskGenerator:
