@@ -71,24 +71,20 @@ class RangeSessions:
 def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine_cache: Path | None, gpu: GpuOptions) -> Any:
     """Returns an `onnxruntime.InferenceSession`; for its arguments and errors, see `open_session`."""
     ort_name = PROVIDERS[provider].ort_name
-    if ort_name not in ort.get_available_providers():
-        raise ProviderError(f"`{path}` needs {ort_name}: {missing(provider)} Or choose another --provider.")
-    options = session_options(threads)
-    if graph.has_attentions:
-        # By default, nodes that only an output needs run last, so that the attention of all layers is in memory together: 600 MB for 4
-        # texts of 512 tokens with 12 heads in 12 layers. In the graph's own order, each layer's attention is freed before the next one.
-        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    providers = _provider_options(provider, graph, engine_cache, gpu)
-    try:
-        session = _session(str(path), provider, providers, options)
-    except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
-        raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
-    if ort_name not in session.get_providers():
-        raise ProviderError(
-            f"`{path}` needs {ort_name}, but the session only has {', '.join(session.get_providers())}: "
-            f"{missing(provider, gpu.device_id)} Or choose another --provider."
-        )
-    return session
+    if ort_name in ort.get_available_providers():
+        options = session_options(threads)
+        if graph.has_attentions:
+            # By default, nodes that only an output needs run last, so that the attention of all layers is in memory together: 600 MB for 4
+            # texts of 512 tokens with 12 heads in 12 layers. In the graph's own order, each layer's attention is freed before the next one.
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        providers = _provider_options(provider, graph, engine_cache, gpu)
+        try:
+            session = _session(str(path), provider, providers, options)
+        except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
+            raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
+        if ort_name in session.get_providers():
+            return session
+    raise ProviderError(f"`{path}` needs {ort_name}: {missing(provider, gpu.device_id)} Or choose another --provider.")
 
 
 def available_provider() -> Provider:
