@@ -17,16 +17,7 @@ from bertserve.service.body.task_body import TRUSTED_LIMITS, Limits, types_withi
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.hardware import usable_cores
-from bertserve.service.errors import (
-    SHOWN_CHARS,
-    BertServeError,
-    CallerValue,
-    EngineError,
-    InvalidValueError,
-    SettingsError,
-    did_you_mean,
-    quote_names,
-)
+from bertserve.service.errors import SHOWN_CHARS, BertServeError, EngineError, InvalidValueError, SettingsError, did_you_mean, quote_names
 from bertserve.service.models import loading
 from bertserve.service.models.request_progress import EncodingPayload, RequestProgress
 from bertserve.service.scoring.rows import Row, rejecting
@@ -112,11 +103,9 @@ class RowReader:
             # the endpoint would read a list of texts as several inputs
             if not isinstance(value, list if name in self._lists else str):
                 kind = 'a JSON list of texts, such as ["a", "b"]' if name in self._lists else "a text"
-                if column in values:
-                    shown = "a text" if isinstance(value, str) else show(value)
-                    raise InvalidValueError("the column `{column}` must be {kind}; it is {value}.", column=column, kind=kind, value=shown)
-                names = CallerValue(quote_names(list(values)[:20]))
-                raise InvalidValueError("the column `{column}` must be {kind}; the row has {names}.", column=column, kind=kind, names=names)
+                shown = "a text" if isinstance(value, str) else show(value)
+                found = f"it is {shown}" if column in values else f"the row has {quote_names(list(values)[:20])}"
+                raise InvalidValueError("the column `{column}` must be {kind}; {found}.", column=column, kind=kind, found=found)
             if self._rejects_empty and name in self._required_inputs and isinstance(value, str) and not value.strip():
                 raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             inputs[name] = value

@@ -194,22 +194,17 @@ def read_blocks(
     """Returns the columns of a file, none for JSON Lines, and its blocks; the output has the columns `added`."""
     if formats[0] == "parquet":
         return read_parquet(path, inputs if formats[1] == "parquet" else None, max_rows)
-    if formats[0] == "jsonl":
-        return (), blocks_of(read_json_lines(path, added), max_rows)
-    columns, rows = read_delimited(path, DELIMITERS[formats[0]])
+    columns, rows = ((), read_json_lines(path, added)) if formats[0] == "jsonl" else read_delimited(path, DELIMITERS[formats[0]])
     return columns, blocks_of(rows, max_rows)
 
 
+@dataclass(frozen=True, slots=True)
 class LineWriter:
-    """Writes JSON Lines, CSV or TSV."""
+    """Writes JSON Lines, or with a `delimiter` CSV or TSV. Three added columns `names` are for the best label, its score, and warnings."""
 
-    def __init__(self, columns: Sequence[str], names: Sequence[str], delimiter: str, *, splits_label: bool) -> None:
-        """Adds the columns `names` to `columns`; JSON Lines have no `delimiter`.
-
-        With `splits_label`, the best label and its score are in two columns, in place of the prediction.
-        """
-        self._names, self._delimiter, self._splits_label = names, delimiter, splits_label
-        self._head = self._delimited([*columns, *names]) if delimiter else b""
+    columns: Sequence[str]
+    names: Sequence[str]
+    delimiter: str
 
     def write(self, block: RowBlock, _: Path | None) -> bytes:
         """Returns the rows that have an answer."""
@@ -218,16 +213,17 @@ class LineWriter:
     def join(self, parts: Iterable[Path], path: Path) -> None:
         """Writes all parts to a file."""
         with path.open("wb") as file:
-            file.write(self._head)
+            if self.delimiter:
+                file.write(self._delimited([*self.columns, *self.names]))
             for part in parts:
                 file.write(part.read_bytes())
 
     def _line(self, row: Row) -> bytes:
         """Returns a row with its prediction and its warnings; the object of JSON Lines is unchanged."""
-        if not self._delimiter:
-            added = to_json(dict(zip(self._names, (row.prediction, row.warnings), strict=True)))
+        if not self.delimiter:
+            added = to_json(dict(zip(self.names, (row.prediction, row.warnings), strict=True)))
             return b"%b,%b\n" % ((row.raw or to_json(row.values))[:-1], added[1:])
-        answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if self._splits_label else (row.prediction,)
+        answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if len(self.names) == 3 else (row.prediction,)
         return self._delimited([*row.values.values(), *answer, " | ".join(row.warnings)])
 
     def _delimited(self, values: Iterable[Any]) -> bytes:
@@ -235,7 +231,7 @@ class LineWriter:
         cells = [value if isinstance(value, str) else to_json(value).decode().strip('"').removeprefix("null") for value in values]
         # the module csv would not quote a carriage return before a line feed
         quoted = ['"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell for cell in cells]
-        return (self._delimiter.join(quoted) + "\n").encode()
+        return (self.delimiter.join(quoted) + "\n").encode()
 
 
 def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str], earlier_schema: Any) -> Any:
