@@ -41,11 +41,12 @@ class Score(ScoreSettings):
     source: CliPositionalArg[str] = Field(
         description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, Parquet files or their folder."
     )
-    output: CliPositionalArg[str] = Field(
-        description="New file, whose name ends with its format; - is stdout, in the format of the input. With --ray, a new folder."
-    )
+    output: CliPositionalArg[str] = Field(description="New file, whose name ends with its format; - is stdout. With --ray, a new folder.")
     input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
         None, description="Format of the input (default: from the file name)."
+    )
+    output_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
+        None, description="Format of the output (default: from the file name; for stdout, that of the input)."
     )
     rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
     ray: str | None = Field(
@@ -94,9 +95,10 @@ def _score(command: Score) -> int:
         raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
     settings = _with_one_model(command)
     if command.ray is not None:
-        if command.rejected is not None or command.input_format not in (None, "parquet"):
+        if unused := sorted(command.model_fields_set & {"input_format", "output_format", "rejected", "threads"}):
             raise SettingsError(
-                "with --ray, files are Parquet, and their column `error` has the errors; remove --rejected and --input-format."
+                "with --ray, files are Parquet, their column `error` has the errors, and actors have a thread per CPU; remove "
+                f"--{unused[0].replace('_', '-')}."
             )
         from bertserve.service.scoring.ray_data import score_on_ray
 
@@ -121,11 +123,11 @@ def _score(command: Score) -> int:
 def _formats(command: Score) -> tuple[str, str]:
     """Returns the formats of the input and of the output."""
     source = command.input_format or _FORMATS.get(Path(command.source).suffix.lower())
-    output = source if command.output == "-" else _FORMATS.get(Path(command.output).suffix.lower())
+    output = command.output_format or (source if command.output == "-" else _FORMATS.get(Path(command.output).suffix.lower()))
     if source is None:
         raise SettingsError(f"`{command.source}` ends with none of {', '.join(_FORMATS)}; give --input-format.")
     if output is None:
-        raise SettingsError(f"the output `{command.output}` ends with none of {', '.join(_FORMATS)}; rename it.")
+        raise SettingsError(f"the output `{command.output}` ends with none of {', '.join(_FORMATS)}; give --output-format.")
     if source == "jsonl" != output:
         raise SettingsError(f"JSON Lines cannot become {output}, because their rows can have different fields; write JSON Lines.")
     if "parquet" in (source, output) and find_spec("pyarrow") is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,17 @@ except ImportError as absent:
 class Scorer:
     """Adds `prediction`, `warnings` and `error` to the rows of a batch. Each actor loads the model once."""
 
-    def __init__(self, model: str, **settings: Any) -> None:
-        """Loads a bundle from a folder that exists on all nodes; the settings are named like the flags of `bert-serve score`."""
+    def __init__(self, model: str, *, version: str | None = None, **settings: Any) -> None:
+        """Loads a bundle from a folder that exists on all nodes; the settings are named like the flags of `bert-serve score`.
+
+        Raises:
+            StartError: The bundle cannot be loaded, or has another `version`, so that the answers of nodes would differ.
+        """
         cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1) if ray.is_initialized() else None
         options = ScoreSettings(**{"models": (Path(model),), "threads": None if cpus is None else max(1, int(cpus))} | settings)
         self._names, self._predictor, self._schema = options.added_columns, Predictor(options), pa.schema([])
+        if version not in (None, self._predictor.version):
+            raise SettingsError(f"`{model}` has the version {self._predictor.version}, not {version}; give all nodes the same bundle.")
 
     def __call__(self, batch: Any) -> Any:
         """Returns the rows of a batch, which is a table or has an array for each column, as a table with three more columns."""
@@ -44,15 +51,19 @@ class Scorer:
 
 
 def score_on_ray(settings: ScoreSettings, source: str, output: str, address: str) -> int:
-    """Scores Parquet files to a new folder with as many actors as the cluster has CPUs; returns the exit code."""
+    """Scores Parquet files to a new folder with as many actors as the cluster has CPUs; returns the exit code, 3 if rows have errors."""
     (bundle,) = files.find_bundles(settings.models)
-    arguments = {"model": str(bundle.resolve())} | settings.affecting_answers()
+    arguments = {"model": str(bundle.resolve()), "version": files.load_bundle(bundle).version} | settings.affecting_answers()
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports about the use of Ray
-        ray.init(address=address, logging_level="WARNING", ignore_reinit_error=True)
+        dashboard = False if address == "local" else None  # an existing cluster has its own
+        ray.init(address=address, include_dashboard=dashboard, logging_level="WARNING", ignore_reinit_error=True)
         pool = ray.data.ActorPoolStrategy(min_size=1)
         scored = ray.data.read_parquet(source).map_batches(Scorer, fn_constructor_kwargs=arguments, batch_format="pyarrow", compute=pool)
         scored.write_parquet(output, mode="error")
+        with suppress(FileNotFoundError):  # without rows
+            errors = ray.data.read_parquet(output, columns=["error"]).filter(lambda row: row["error"] is not None)
+            return 3 if errors.take(1) else 0
     except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:
         raise StartError(f"Ray cannot score `{source}`: {str(error).strip().splitlines()[-1]}") from error
     return 0

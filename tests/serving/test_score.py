@@ -17,6 +17,7 @@ import pytest
 import tiny
 from app_client import LONG, assert_same, result, result_of
 from bertserve.service.cli import main
+from bertserve.service.errors import SettingsError
 from bertserve.service.scoring import rows
 from bertserve.service.tasks.catalog import TASKS
 from scored import TEXTS, read_rows, run, write_lines
@@ -248,6 +249,7 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
         (b"text\na\n", ["--task", "ner"], "`token-classification`, but "),
         (b"text\na\n", ["--warnings-column", "prediction"], "are the same"),
         (b"text\na\n", ["--model", "other"], "names 2 models"),
+        (b"text\na\n", ["--ray", "local", "--threads", "2"], "--threads"),
     ],
 )
 def test_an_invalid_file_or_flag_is_refused(
@@ -405,6 +407,12 @@ def test_a_file_that_cannot_become_a_format_is_refused(models: Path, tmp_path: P
     assert 2 == run(models, path, tmp_path / f"out.{output}")
 
 
+def test_the_format_of_the_output_can_differ_from_its_name(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\ngood\n")
+    assert 0 == run(models, tmp_path / "in.csv", tmp_path / "out.txt", "--output-format", "jsonl")
+    assert "good" == json.loads((tmp_path / "out.txt").read_text())["text"]
+
+
 def test_the_output_can_be_stdout_if_rejected_rows_have_a_file(
     models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,11 +482,14 @@ def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: P
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet")
     assert 0 == run(models, tmp_path / "all.parquet", tmp_path / "scored.parquet", "--columns", "text=review")
     expected = {row["id"]: row for row in pq.read_table(tmp_path / "scored.parquet").to_pylist()}
+    with pytest.raises(SettingsError, match="same bundle"):
+        Scorer(str(models / "tiny"), version="0")
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         arguments = {"model": str(models / "tiny"), "columns": {"text": "review"}}
         predictions = read_parquet(str(tmp_path / "in")).map_batches(Scorer, fn_constructor_kwargs=arguments, concurrency=1).take_all()
-        assert 0 == run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local")
+        assert 0 == run(models, tmp_path / "all.parquet", tmp_path / "good", "--columns", "text=review", "--ray", "local")
+        assert 3 == run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local")
         assert 1 == run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local")
     finally:
         ray.shutdown()
