@@ -1,4 +1,4 @@
-"""Test doubles: a manual clock, an engine that blocks or fails, a recorder of runs, and a session with the faults of a graph."""
+"""Test doubles: a manual clock, an engine that blocks or fails, and a recorder of runs."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -92,41 +92,3 @@ def wrap_sessions(patch: pytest.MonkeyPatch, wrap: Callable[[Any], Any], **optio
 def record_runs(patch: pytest.MonkeyPatch, record: Callable[[dict[str, NDArray[Any]]], Any], **options: Any) -> None:
     """Calls `record` with the inputs of each run of each session that is opened from now on; `options` are those of `open_session`."""
     wrap_sessions(patch, lambda session: SimpleNamespace(run=lambda names, feed: (record(feed), session.run(names, feed))[1]), **options)
-
-
-class FaultySession:
-    """An ONNX Runtime session that fails for each batch with a certain token, and waits while `gate` is cleared.
-
-    Faults: `raise`, `allocation` and `bad_alloc` (errors of onnxruntime), `panic` (SystemExit), `memory` (MemoryError), `nan` (scores),
-    and `short` (one row is missing).
-    """
-
-    def __init__(self, session: Any, token: int, fault: str) -> None:
-        self.session = session
-        self.token = token
-        self.fault = fault
-        self.gate = threading.Event()
-        self.gate.set()
-        self.batches: list[int] = []
-
-    def run(self, names: list[str], feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        ids = feed["input_ids"]
-        self.batches.append(len(ids))
-        assert self.gate.wait(20), "the test never opened the gate"
-        outputs: list[NDArray[Any]] = self.session.run(names, feed)
-        guilty = (ids == self.token).any(axis=1)
-        if not guilty.any():
-            return outputs
-        if self.fault == "nan":
-            outputs[0][guilty] = np.nan
-        elif self.fault == "short":
-            outputs = [output[1:] for output in outputs]
-        else:
-            raise {
-                "raise": RuntimeError("Non-zero status code returned while running Gather node"),
-                "panic": SystemExit(3),
-                "memory": MemoryError(),
-                "allocation": RuntimeError("[E:onnxruntime] bfc_arena.cc Failed to allocate memory for requested buffer of size 4096"),
-                "bad_alloc": RuntimeError("[E] Non-zero status code: std::bad_alloc"),
-            }[self.fault]
-        return outputs

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -16,7 +15,6 @@ import httpx
 import pytest
 
 import slow
-import tiny
 from app_client import error_of, play
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -252,40 +250,3 @@ def test_no_worker_outlives_its_parent_process(models: Path, tmp_path: Path) -> 
         assert not reader.is_alive()
         with pytest.raises(httpx.TransportError):
             httpx.get(server.url, trust_env=False)
-
-
-@pytest.mark.full_grid
-def test_sighup_changes_the_models_of_all_workers_under_load(models: Path, tmp_path: Path) -> None:
-    with running(models, tmp_path / "log", *TWO) as server, clients_of(server, 8, workers=2) as clients:
-        stop = threading.Event()
-        vectors: set[tuple[float, ...]] = set()
-
-        def ask(client: httpx.Client) -> None:
-            while not stop.is_set():
-                answer = client.post("/models/tiny", json={"inputs": ["good"] * 20})
-                assert 200 == answer.status_code, answer.text
-                [scores] = {tuple(item["score"] for item in result) for result in answer.json()}
-                vectors.add(scores)
-
-        def versions() -> set[str]:
-            return {client.get("/models/tiny").json()["version"] for client in clients[4:]}
-
-        before = workers_of(server)
-        with ThreadPoolExecutor(4) as pool:
-            requests = [pool.submit(ask, client) for client in clients[:4]]
-            for seed in (1, 2, 3):
-                old = versions()
-                shutil.rmtree(models / "tiny")
-                tiny.bundle(models, "tiny", seed=seed)
-                server.process.send_signal(signal.SIGHUP)
-                wait_until(lambda old=old: len(now := versions()) == 1 and now.isdisjoint(old))
-            stop.set()
-            for future in requests:
-                future.result()
-        assert len(vectors) >= 3
-        new = versions()
-        os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
-        with clients_of(server, 2, workers=2) as others:
-            assert new == {client.get("/models/tiny").json()["version"] for client in others}
-    assert "Traceback" not in server.log.read_text()
