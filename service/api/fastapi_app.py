@@ -19,14 +19,7 @@ from bertserve.service import __version__
 from bertserve.service.api import error_responses, playground
 from bertserve.service.api.admin import routers as admin_routers
 from bertserve.service.api.request import REQUEST_KEY
-from bertserve.service.api.routes import (
-    INFERENCE,
-    OTHER_CLIENTS,
-    InferenceRoute,
-    add_file,
-    guarded_router,
-    inference_routes,
-)
+from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, guarded_router, inference_routes
 from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
 from bertserve.service.models.build import AppState

@@ -13,12 +13,7 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.validation_policy import (
-    check_report,
-    describe_agreement,
-    has_low_agreement,
-    metrics_match_checkpoint,
-)
+from bertserve.service.bundle.validation_policy import check_report, describe_agreement, has_low_agreement, metrics_match_checkpoint
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.onnx_engine import OnnxEngine

@@ -34,16 +34,7 @@ from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
-from bertserve.service.tasks.step import (
-    EMPTY_WARNINGS,
-    ReadSpan,
-    Step,
-    TaskGenerator,
-    TaskModel,
-    TextInput,
-    too_long_error,
-    window_spans,
-)
+from bertserve.service.tasks.step import EMPTY_WARNINGS, ReadSpan, Step, TaskGenerator, TaskModel, TextInput, too_long_error, window_spans
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair, windows
