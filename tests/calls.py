@@ -11,10 +11,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import uvloop
+
 from bertserve.service.api.application import Application
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
-from served_socket import client, listening, play
+from served_socket import client, listening
 
 ROOT = Path(__file__).parents[1]
 SERVICE = str(ROOT / "bertserve/service")
@@ -59,7 +61,8 @@ def count_calls(models: Path) -> list[tuple[str, bool]]:
         threading.setprofile(None)
         await state.scheduler.stop(5)
 
-    play(run)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(run(), 20))
     return list(calls.values())
 
 

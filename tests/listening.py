@@ -54,7 +54,7 @@ class Server:
 
 
 @contextmanager
-def listening(answer: Answer) -> Iterator[Server]:
+def http_server(answer: Answer) -> Iterator[Server]:
     """Runs a server on a free loopback port until the block ends.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from listening import listening
+from listening import http_server
 
 PAGE = (Path(__file__).parent.parent / "docs/how-to/clients.md").read_text(encoding="utf-8").partition("## Retries")[2]
 ANSWER = b'[[{"label": "positive", "score": 1.0}]]'
@@ -44,7 +44,7 @@ def run(*statuses: int) -> tuple[int, str, list[float], list[tuple[Any, int]]]:
         return b"HTTP/1.1 %d Any\r\n%scontent-length: %d\r\n\r\n%s" % (status, retry_after, len(ANSWER), ANSWER) if status else None
 
     [program] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    with listening(answer) as server:
+    with http_server(answer) as server:
         program = program.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
         result = subprocess.run([sys.executable, "-c", BEFORE + program], capture_output=True, text=True, timeout=60, check=False)
     [pauses] = re.findall(r"^pauses (.*)$", result.stderr, re.MULTILINE)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bertserve.bench import cli, commands, measurement
-from listening import BUSY, OK, listening, ok, response, unused_port
+from listening import BUSY, OK, http_server, ok, response, unused_port
 
 
 def run(*flags: object) -> int:
@@ -33,7 +33,7 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
     """The page has two plots with unique ids, and loads nothing from outside."""
     (tmp_path / "key").write_text("secret-1\n")
     secrets = ("--header", "x-token: secret-2", "--api-key-file", tmp_path / "key")
-    with listening(ok) as server:
+    with http_server(ok) as server:
         assert 0 == load(server.port, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--slo", "error_rate=0", *secrets)
     out, err = capsys.readouterr()
     report, html = ((tmp_path / name).read_text(encoding="utf-8") for name in ("a.json", "a.html"))
@@ -53,7 +53,7 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
 
 
 def test_json_on_stdout_replaces_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    with listening(ok) as server:
+    with http_server(ok) as server:
         assert 0 == load(server.port, "--json", "-")
 
     assert "closed" == json.loads(capsys.readouterr().out)["command"]
@@ -65,12 +65,12 @@ def test_a_load_with_errors_exits_with_1(tmp_path: Path, capsys: pytest.CaptureF
     async def sometimes(index: int) -> bytes:
         return BUSY if index % 4 == 3 else OK
 
-    with listening(sometimes) as server:
+    with http_server(sometimes) as server:
         assert 1 == load(server.port, "--html", tmp_path / "a.html")
         [line] = [line for line in capsys.readouterr().out.splitlines() if "MISSED" in line]
         assert line.startswith("MISSED: error_rate <= 0.01, measured 0.2")
         assert '<p class="missed">' in (tmp_path / "a.html").read_text()
-    with listening(sometimes) as server:  # another one, because the first request of a load must succeed
+    with http_server(sometimes) as server:  # another one, because the first request of a load must succeed
         assert 0 == load(server.port, "--slo", "error_rate=0.5")
 
 
@@ -83,7 +83,7 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
     async def missing(_: int) -> bytes:
         return response(b'{"error": "there is no path"}', b"404 Not Found")
 
-    with listening(missing) as server:
+    with http_server(missing) as server:
         assert 2 == load(server.port)
     assert re.search(" answered 404 .*: there is no path", capsys.readouterr().err)
 
@@ -129,7 +129,7 @@ def test_plots_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 
 
 def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
-    with listening(ok) as server:
+    with http_server(ok) as server:
         assert 0 == load(server.port, "--seconds", 0.3, "--rate", 100, "--json", tmp_path / "a.json", command="open")
     [metrics] = json.loads((tmp_path / "a.json").read_text())["loads"]
 
@@ -146,7 +146,7 @@ def test_a_sweep_finds_the_highest_rate_or_exits_with_1(
     """The check for a late generator is disabled, so that a busy machine cannot fail the test."""
     monkeypatch.setattr(measurement, "MAX_LATENESS_MS", 1e9)
     flags = ("--seconds", 0.15, "--slo", f"p99_ms={p99_ms}", "--steps", 2, "--max-rate", 40, "--json", tmp_path / "a.json")
-    with listening(ok) as server:
+    with http_server(ok) as server:
         assert code == load(server.port, *flags, command="sweep")
     document = json.loads((tmp_path / "a.json").read_text())
 
@@ -158,7 +158,7 @@ def test_a_closed_stdout_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatc
     """Such as the pipe to `head`. Closing the file writes the rest of its buffer."""
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as stdout, listening(ok) as server:
+    with os.fdopen(writer, "w") as stdout, http_server(ok) as server:
         monkeypatch.setattr("sys.stdout", stdout)
         assert 1 == load(server.port)
 
@@ -169,7 +169,7 @@ def test_ctrl_c_prints_partial_results(capsys: pytest.CaptureFixture[str]) -> No
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return OK
 
-    with listening(interrupt) as server:
+    with http_server(interrupt) as server:
         assert 130 == load(server.port, "--seconds", 60)
     out = capsys.readouterr().out
 

@@ -13,7 +13,7 @@ import pytest
 
 from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.target import Body, Target, parse_url
-from listening import OK, Answer, Server, listening, never, ok
+from listening import OK, Answer, Server, http_server, never, ok
 
 BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
@@ -31,7 +31,7 @@ def load_until(requests: int, answer: Answer, *, connections: int = 1, arrivals:
             stop.set()
         return await answer(i)
 
-    with listening(counted) as server:
+    with http_server(counted) as server:
         load = Load(target(server.port), connections, seconds=60, warmup_s=0.0, timeout_s=10.0)
         load.run(stop, arrivals)
         return load, server
@@ -108,7 +108,7 @@ def test_a_connection_close_header_is_not_an_error() -> None:
 
 def test_a_request_without_a_response_times_out() -> None:
     """The timeout applies in closed and open loops, and also while a request waits for a connection."""
-    with listening(never) as server:
+    with http_server(never) as server:
         closed, opened = (Load(target(server.port), count, seconds=0.05, warmup_s=0.0, timeout_s=0.05) for count in (2, 1))
         closed.run(threading.Event())
         opened.run(threading.Event(), [0.0, 0.0, 0.0])

@@ -7,7 +7,7 @@ import pytest
 
 from bertserve.bench import BenchError
 from bertserve.bench.target import Body, Target, parse_url, probe_target
-from listening import OK, listening, response
+from listening import OK, http_server, response
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] 
     async def info_then_ok(i: int) -> bytes:
         return OK if i else response(json.dumps(model).encode(), b"200 OK" if model else b"404 Not Found")
 
-    with listening(info_then_ok) as server:
+    with http_server(info_then_ok) as server:
         target, info = probe_target(f"http://127.0.0.1:{server.port}/fill-mask=mask", {}, texts=1, seed=0)
 
     assert None is info  # a report needs also the model's name
@@ -33,7 +33,7 @@ def test_the_name_of_a_file_of_bodies_can_have_an_equals_sign(tmp_path: Path) ->
         return OK
 
     (tmp_path / "a=1.jsonl").write_text('"a text"\n')
-    with listening(answer) as server:
+    with http_server(answer) as server:
         target, _ = probe_target(f"http://127.0.0.1:{server.port}/classify={tmp_path}/a=1.jsonl", {}, texts=1, seed=0)
 
     assert [{"inputs": "a text"}] == [json.loads(body.content) for body in target.bodies]
@@ -44,7 +44,7 @@ def test_a_target_that_does_not_accept_a_request_is_refused(status: bytes) -> No
     async def refuse(_: int) -> bytes:
         return response(b"{}", status)
 
-    with listening(refuse) as server, pytest.raises(BenchError, match=status[:3].decode()):
+    with http_server(refuse) as server, pytest.raises(BenchError, match=status[:3].decode()):
         probe_target(f"http://127.0.0.1:{server.port}/classify", {}, texts=1, seed=0)
 
 

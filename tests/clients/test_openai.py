@@ -16,7 +16,7 @@ KEY = "swordfish"
 
 
 @pytest.fixture(name="client", scope="module")
-def its_client(url: str) -> Iterator[openai.OpenAI]:
+def client_of_the_service(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
 

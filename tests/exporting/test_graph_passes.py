@@ -78,7 +78,7 @@ def graph_constant(path: Path, name: str) -> Array:
     return value.numpy()
 
 
-def giving_out(source: Path, path: Path, names: Sequence[str]) -> Path:
+def with_outputs(source: Path, path: Path, names: Sequence[str]) -> Path:
     """Writes a graph with these tensors as additional outputs, and returns its path."""
     rewrite.save(rewrite.load(source), path, outputs=names)
     return path
@@ -206,7 +206,7 @@ def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, 
         for node in ir.load(classifier.cls_only).graph
         if node.op_type in ("Gelu", "LayerNormalization", "MultiHeadAttention")
     ]
-    giving_out(classifier.cls_only, tmp_path / "more.onnx", names)
+    with_outputs(classifier.cls_only, tmp_path / "more.onnx", names)
     [feed] = classifier.feeds(TEXTS[1:2])
     length = feed["input_ids"].shape[1]
 
@@ -350,7 +350,7 @@ def test_smoothing_keeps_the_outputs(staged: Staged, tmp_path: Path) -> None:
     outputs, count = smoothed(staged, tmp_path / "smoothed.onnx", FACTORS)
     name, sources = min(outputs), {"before": staged.packed, "after": tmp_path / "smoothed.onnx"}
     feed = batches(staged)[0][0]
-    before, after = (run(giving_out(source, tmp_path / f"{when}.onnx", [name]), feed)[-1] for when, source in sources.items())
+    before, after = (run(with_outputs(source, tmp_path / f"{when}.onnx", [name]), feed)[-1] for when, source in sources.items())
 
     assert outputs == count
     for feed, mask in batches(staged):

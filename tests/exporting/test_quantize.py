@@ -218,7 +218,7 @@ TABLE *= np.geomspace(1e-6, 1e4, MIN_TABLE_ROWS, dtype=np.float32)[:, None]
 TABLE[0] = 0
 
 
-def looked_up(axis: int | None) -> tuple[int, ir.Model, NDArray[np.float32]]:
+def emit_lookup(axis: int | None) -> tuple[int, ir.Model, NDArray[np.float32]]:
     """Emits int8 for one lookup; returns the number of replaced lookups, the model, and its output for the indices 3 and 0."""
     attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
     node = helper.make_node("Gather", ["table", "ids"], ["y"], **attributes)
@@ -232,7 +232,7 @@ def looked_up(axis: int | None) -> tuple[int, ir.Model, NDArray[np.float32]]:
 @pytest.mark.parametrize("axis", [None, 0])
 def test_row_lookups_are_stored_as_integers(axis: int | None) -> None:
     """Each row is within half a step of its scale. Without the attribute, the axis is 0."""
-    count, model, values = looked_up(axis)
+    count, model, values = emit_lookup(axis)
     assert 1 == count
     assert "table" not in {name for node in model.graph for name in (value.name for value in node.inputs if value is not None)}
     steps = np.abs(TABLE[[3, 0]]).max(axis=1, keepdims=True) / 127
@@ -242,6 +242,6 @@ def test_row_lookups_are_stored_as_integers(axis: int | None) -> None:
 @pytest.mark.parametrize("axis", [1, -1])
 def test_column_lookups_stay_in_float(axis: int) -> None:
     """There is one scale per row, so scales do not apply to columns."""
-    count, model, values = looked_up(axis)
+    count, model, values = emit_lookup(axis)
     assert (0, ["Gather"]) == (count, [node.op_type for node in model.graph])
     np.testing.assert_array_equal(TABLE[:, [3, 0]], values)

@@ -44,7 +44,7 @@ async def serving(service: AppState, auth: Authenticator | None = None) -> Async
         await service.stop(0)
 
 
-def play(service: AppState, check: Check[T], auth: Authenticator | None = None) -> T:
+def run_with_client(service: AppState, check: Check[T], auth: Authenticator | None = None) -> T:
     """Returns the result of `check`, which runs with a client of the application for at most 20 seconds."""
 
     async def run() -> T:
@@ -70,7 +70,7 @@ def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | Non
 
 def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
     """Returns the response to one request of a new service: for tests that patch a part of the service or examine its start."""
-    return play(
+    return run_with_client(
         state_of(models, **{"allow_implicit_default": True} | (settings or {})), lambda client: client.request(method, path, **request)
     )
 

@@ -61,12 +61,12 @@ def exchange(address: tuple[str, int], *messages: bytes, count: int = 0) -> list
             expected = count if message is messages[-1] else index + 1
             while stream.count(b"\r\nx-request-id: ") < expected or select.select([connection], [], [], QUIET_S)[0]:
                 if not (data := connection.recv(65536)):
-                    return answers(bytes(stream))
+                    return parse_answers(bytes(stream))
                 stream += data
-    return answers(bytes(stream))
+    return parse_answers(bytes(stream))
 
 
-def answers(stream: bytes) -> list[Answer]:
+def parse_answers(stream: bytes) -> list[Answer]:
     """Parses responses, without interim ones; asserts that each is complete and well-formed, with no bytes between them."""
     results = []
     while stream:

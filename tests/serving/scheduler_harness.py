@@ -121,7 +121,7 @@ class Harness:
         return task
 
 
-def play(
+def run_with_harness(
     check: Callable[[Any], Awaitable[None]], kind: type[Harness] = Harness, *, new_loop: Any = asyncio.new_event_loop, **options: Any
 ) -> None:
     """Runs a check with a started scheduler, for at most 20 s, and stops the scheduler."""
@@ -145,7 +145,7 @@ def on_loop(kind: type[Harness] = Harness, **options: Any) -> Callable[[Callable
 
     def decorate(check: Callable[[Any], Awaitable[None]]) -> Callable[[], None]:
         def test() -> None:
-            play(check, kind, **options)
+            run_with_harness(check, kind, **options)
 
         return test
 

@@ -2,12 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
@@ -67,11 +66,6 @@ async def client(server: SocketServer, request: bytes = b"") -> AsyncIterator[tu
         yield reader, writer
     finally:
         writer.transport.abort()
-
-
-def play(check: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(check(), 20))
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import LONG, Send, assert_same, call, error_of, error_of_inputs, play, post, result_of, state_of
+from app_client import LONG, Send, assert_same, call, error_of, error_of_inputs, post, result_of, run_with_client, state_of
 from bertserve.service.models.request_progress import Prediction
 
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
@@ -98,7 +98,7 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
         return Prediction([[]], [], [(0, warning)])
 
     service.registry.get("tiny").predict = predict
-    answer = play(service, lambda client: client.post("/classify", json={"inputs": "good"}))
+    answer = run_with_client(service, lambda client: client.post("/classify", json={"inputs": "good"}))
     assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == answer.headers["x-hf-warning"]
 
 

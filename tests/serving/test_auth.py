@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app_client import error_of, fake_service, keys, play, posting, serving, state_of
+from app_client import error_of, fake_service, keys, posting, run_with_client, serving, state_of
 from bertserve.service import cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
@@ -48,7 +48,7 @@ async def test_health_and_metrics_can_require_the_key(models: Path, options: dic
 def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, authorization: str | None, words: str) -> None:
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
     auth = Authenticator(keys(models.parent, "swordfish"))
-    response = play(state_of(models), lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers), auth)
+    response = run_with_client(state_of(models), lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers), auth)
     message = error_of(response, 401, "unauthorized")
     assert words in message
     assert "swordfish" not in message

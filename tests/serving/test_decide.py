@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import call, error_of, keys, play, post, result, result_of
+from app_client import call, error_of, keys, post, result, result_of, run_with_client
 from bertserve.service.auth import Authenticator
 from bertserve.service.bundle import files
 from bertserve.service.check import check
@@ -362,7 +362,7 @@ def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
         await client.post("/models/plain", json={"inputs": TEXTS, "parameters": {"decide": True, "min_confidence": 1.0}})
         return (await client.get("/metrics")).text, answer.json()
 
-    page, answer = play(build(Settings(models=tmp_path, allow_implicit_default=True)), ask_all)
+    page, answer = run_with_client(build(Settings(models=tmp_path, allow_implicit_default=True)), ask_all)
     best = [item["scores"][0] for item in answer]
     assert metric(page, "scores_total", model="tuned") == metric(page, "predictions_total", model="tuned") == len(TEXTS)
     for edge in range(20):
@@ -394,7 +394,7 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
         return pages
 
     state = build(Settings(models=models))
-    other, without, _, after_unload = play(state, reload, auth=Authenticator(admin_key_file=keys(tmp_path, "swordfish")))
+    other, without, _, after_unload = run_with_client(state, reload, auth=Authenticator(admin_key_file=keys(tmp_path, "swordfish")))
     assert 1 == metric(other, "reference_predictions", label="neutral")
     assert 0.5 == metric(other, "reference_scores", from_score="0.5")
     for page, name, labels in (

@@ -37,7 +37,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
 
 
 @pytest.fixture(name="schema", scope="module")
-def its_description(service: ServeProcess) -> Any:
+def description_of_the_service(service: ServeProcess) -> Any:
     with requests.get(f"{service.url}/openapi.json", timeout=20) as answer:
         schema = schemathesis.openapi.from_dict(answer.json())
     schema.config.update(base_url=service.url)

@@ -27,21 +27,21 @@ def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> floa
     others: set[ScheduledRequest] = set()
     dice = random.Random(5)
 
-    def ask() -> None:
+    def send_request() -> None:
         if heavy and simulation.now < SECONDS and simulation.arrive(*heavy) is None:
-            simulation.at(simulation.now + 0.1, ask)
+            simulation.at(simulation.now + 0.1, send_request)
 
     def come() -> None:
         if request := simulation.arrive(dice.randint(SHORT - 4, SHORT + 4)):
             others.add(request)
 
-    simulation = Simulation(THREADS, slower=slower, on_end=lambda request: None if request in others else ask())
+    simulation = Simulation(THREADS, slower=slower, on_end=lambda request: None if request in others else send_request())
     time = 0.0
     while time < SECONDS:
         time += dice.expovariate(OTHERS * THREADS / (recorded_s(1, SHORT) * slower))
         simulation.at(time, come)
     for caller in range(callers):
-        simulation.at(0.5 + 0.01 * caller, ask)
+        simulation.at(0.5 + 0.01 * caller, send_request)
     simulation.play()
     times = sorted(progress.answered_s for request in others if (progress := simulation.progress[request]).answered_s is not None)
     assert len(times) == len(others) > 500

@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from app_client import play, serving, state_of
+from app_client import run_with_client, serving, state_of
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import ROOT
@@ -53,7 +53,7 @@ def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
         await client.post("/classify", json={"inputs": "good", "parameters": {"decide": True, "threshold": 1.0}})
         return (await client.get("/metrics")).text
 
-    page = play(state_of(folder, skip_broken=True), check)
+    page = run_with_client(state_of(folder, skip_broken=True), check)
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return {"up": set()} | {sample.name: set(sample.labels) for sample in samples}
 
@@ -188,13 +188,13 @@ def _after_a_load(server: ServeProcess, log: Path) -> httpx.Client:
 @pytest.mark.full_grid
 @pytest.mark.serial
 def test_every_panel_and_alert_has_values_under_load(prometheus: httpx.Client) -> None:
-    def ask(expression: str) -> list[Any]:
+    def query(expression: str) -> list[Any]:
         answer = prometheus.get("/api/v1/query", params={"query": expression}).json()
         assert "success" == answer["status"], answer
         result: list[Any] = answer["data"]["result"]
         return result
 
-    values = {name: [float(series["value"][1]) for series in ask(_filled_in(expression))] for name, expression in QUERIES.items()}
+    values = {name: [float(series["value"][1]) for series in query(_filled_in(expression))] for name, expression in QUERIES.items()}
     groups = prometheus.get("/api/v1/rules").json()["data"]["groups"]
     evaluations = [rule for group in groups for rule in group["rules"]]
     assert [] == [name for name, samples in values.items() if all(map(math.isnan, samples))]

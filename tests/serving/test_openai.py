@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, keys, open_api, play, post, result, state_of
+from app_client import Send, keys, open_api, post, result, run_with_client, state_of
 from bertserve.service.auth import Authenticator
 
 EMBEDDINGS = "/v1/embeddings"
@@ -114,7 +114,7 @@ def test_errors_of_other_paths_have_the_service_format(api: Send) -> None:
 
 def test_a_missing_key_has_an_error_in_the_openai_format(models: Path) -> None:
     auth = Authenticator(keys(models.parent, "swordfish"))
-    answer = play(state_of(models), lambda client: client.get("/v1/models"), auth=auth)
+    answer = run_with_client(state_of(models), lambda client: client.get("/v1/models"), auth=auth)
 
     assert "Authorization" in openai_error(answer, 401, "authentication_error", "unauthorized")
 

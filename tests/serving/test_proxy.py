@@ -14,7 +14,7 @@ PAGE = "https://app.example.com"
 PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
 
 
-async def answers(
+async def send_all(
     models: Path, *requests: tuple[str, str], headers: dict[str, str] | None = None, auth: Authenticator | None = None, **settings: Any
 ) -> list[httpx.Response]:
     """Returns the responses of an application to requests of (method, path), all with the body of a classification."""
@@ -31,11 +31,11 @@ async def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> No
         ("POST", "/berta/classify"),
     ]
 
-    assert [200, 200, 200, 200, 404] == [answer.status_code for answer in await answers(models, *calls, root_path="/bert")]
+    assert [200, 200, 200, 200, 404] == [answer.status_code for answer in await send_all(models, *calls, root_path="/bert")]
 
 
 async def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:
-    root, bare, document = await answers(models, ("GET", "/bert/"), ("GET", "/bert"), ("GET", "/bert/openapi.json"), root_path="/bert")
+    root, bare, document = await send_all(models, ("GET", "/bert/"), ("GET", "/bert"), ("GET", "/bert/openapi.json"), root_path="/bert")
 
     assert '<base href="/bert/">' in root.text
     assert root.text == bare.text
@@ -45,21 +45,21 @@ async def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:
 async def test_the_docs_are_public_and_declare_the_key(models: Path) -> None:
     """A browser gets the docs without a key. Requests from the docs need the key, which the page's button sends."""
     calls = [("GET", "/docs"), ("GET", "/docs/static/swagger-ui.css"), ("GET", "/openapi.json"), ("POST", "/classify"), ("GET", "/models")]
-    *open_ones, document, result, models_page = await answers(models, *calls, auth=Authenticator(keys(models.parent, "swordfish")))
+    *open_ones, document, result, models_page = await send_all(models, *calls, auth=Authenticator(keys(models.parent, "swordfish")))
 
     assert [200, 200, 200, 401, 401] == [answer.status_code for answer in (*open_ones, document, result, models_page)]
     assert {"key": {"type": "http", "scheme": "bearer"}} == document.json()["components"]["securitySchemes"]
     assert [{"key": []}] == document.json()["security"]
     assert "tiny" not in document.text
-    (without_key,) = await answers(models, ("GET", "/openapi.json"))
+    (without_key,) = await send_all(models, ("GET", "/openapi.json"))
     assert "security" not in without_key.json()
 
 
 async def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> None:
     """The page can also read errors and headers. The browser's preflight request needs no key."""
     auth = Authenticator(keys(models.parent, "swordfish"))
-    (answer,) = await answers(models, ("POST", "/classify"), headers={"origin": PAGE}, auth=auth, cors_origin=[PAGE])
-    (preflight,) = await answers(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, auth=auth, cors_origin=[PAGE])
+    (answer,) = await send_all(models, ("POST", "/classify"), headers={"origin": PAGE}, auth=auth, cors_origin=[PAGE])
+    (preflight,) = await send_all(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, auth=auth, cors_origin=[PAGE])
 
     assert (401, PAGE) == (answer.status_code, answer.headers["access-control-allow-origin"])
     assert {"x-request-id", "inference-header-content-length"} <= {*answer.headers["access-control-expose-headers"].split(", ")}
@@ -71,7 +71,7 @@ async def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> N
 @pytest.mark.parametrize(("origins", "status"), [([PAGE], 400), ([], 405)])
 async def test_a_page_of_another_origin_cannot_read_responses(models: Path, origins: list[str], status: int) -> None:
     headers = {**PREFLIGHT, "origin": "https://app.example.com.evil.test"}
-    preflight, answer = await answers(models, ("OPTIONS", "/classify"), ("POST", "/classify"), headers=headers, cors_origin=origins)
+    preflight, answer = await send_all(models, ("OPTIONS", "/classify"), ("POST", "/classify"), headers=headers, cors_origin=origins)
 
     assert (status, 200) == (preflight.status_code, answer.status_code)
     assert "access-control-allow-origin" not in preflight.headers.keys() | answer.headers.keys()

@@ -31,7 +31,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
 
 
 @pytest.fixture(name="address", scope="module")
-def its_address(service: ServeProcess) -> tuple[str, int]:
+def address_of_the_service(service: ServeProcess) -> tuple[str, int]:
     return service.address
 
 

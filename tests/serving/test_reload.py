@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import tiny
-from app_client import error_of, keys, play, serving, state_of
+from app_client import error_of, keys, run_with_client, serving, state_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.models import loading
@@ -47,14 +47,14 @@ async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> N
     async with admin_client(state, tmp_path) as client:
         is_over = False
 
-        async def ask() -> None:
+        async def send_until_over() -> None:
             while not is_over:
                 answer = await client.post("/classify", json={"inputs": ["good"] * 20})
                 assert 200 == answer.status_code, answer.text
                 [one] = {tuple(item["score"] for item in result) for result in answer.json()}
                 answers_seen.add(one)
 
-        clients = [asyncio.ensure_future(ask()) for _ in range(8)]
+        clients = [asyncio.ensure_future(send_until_over()) for _ in range(8)]
         for seed in (1, 2, 3):
             await until(lambda seed=seed: len(answers_seen) == seed)
             shutil.rmtree(models / "tiny")
@@ -309,7 +309,7 @@ PATHS = [f"/models/tiny/{what}" for what in ("load", "unload")]
 
 @pytest.mark.parametrize("path", PATHS)
 def test_model_changes_are_disabled_without_admin_keys(models: Path, path: str) -> None:
-    message = error_of(play(state_of(models), lambda client: client.post(path)), 403, "forbidden")
+    message = error_of(run_with_client(state_of(models), lambda client: client.post(path)), 403, "forbidden")
     assert "--admin-key-file" in message
 
 

@@ -14,7 +14,7 @@ from bertserve.service.errors import EngineError, ExpiredError, RefusedError, Un
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item
 from bertserve.service.scheduling.scheduler import MAX_PREPARE_CHARS
-from scheduler_harness import Harness, constant_seconds, on_loop, play
+from scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -25,7 +25,7 @@ def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
         assert requests == answers
         assert max(map(len, harness.work.batches)) > 1
 
-    play(check, new_loop=new_loop, threads=3, max_queue_tokens=100_000)
+    run_with_harness(check, new_loop=new_loop, threads=3, max_queue_tokens=100_000)
 
 
 @on_loop(manual=True)
@@ -259,7 +259,7 @@ def test_an_error_of_a_request_does_not_affect_its_batch_mates(fault: str, place
         assert ["after"] == await harness.run("after")
         await blocker
 
-    play(check)
+    run_with_harness(check)
 
 
 @on_loop()

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pydantic import ValidationError
 
 import tiny
-from app_client import assert_same, play, state_of
+from app_client import assert_same, run_with_client, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine.onnx_engine import OnnxEngine
@@ -161,7 +161,7 @@ def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
         files.load_bundle(path)
 
 
-def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]:
+def serve_texts(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]:
     """Returns a service's answers to many texts, the shapes of its runs, and the shapes of its warm-up."""
     feeds: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -176,13 +176,13 @@ def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[t
         assert sum(feed["input_ids"].size for feed in feeds) == metric(page, "tokens_total")  # real and padding tokens
         return response.json()
 
-    return play(service, send), shapes_of(feeds), warm
+    return run_with_client(service, send), shapes_of(feeds), warm
 
 
 def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:
     plan = PLAN.model_dump(mode="json")
-    exact = answers(tiny.bundle(tmp_path / "exact").parent, 64)
-    answer, shapes, warm = answers(edit_graph(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)
+    exact = serve_texts(tiny.bundle(tmp_path / "exact").parent, 64)
+    answer, shapes, warm = serve_texts(edit_graph(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)
 
     shapes_of_plan = set(PLAN.within(40).all_shapes)
     assert shapes_of_plan == warm

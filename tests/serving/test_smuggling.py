@@ -72,7 +72,7 @@ KINDS: list[tuple[Callable[[list[str]], tokenizers.Tokenizer], str]] = [
 
 
 @pytest.fixture(scope="module", name="new_tokenizer", params=KINDS, ids=[f"{kind.__name__} {style}" for kind, style in KINDS])
-def made_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
+def tokenizer_factory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
     """Returns a function that makes a tokenizer of a kind; with `loose`, its special tokens are added as ordinary tokens."""
     kind, style = request.param
     folder = tmp_path_factory.mktemp("tokenizer")

@@ -15,7 +15,7 @@ import pytest
 
 import slow
 import tiny
-from app_client import assert_same, call, error_of, fake_service, play, posting, serving, state_of
+from app_client import assert_same, call, error_of, fake_service, posting, run_with_client, serving, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
 from bertserve.service.api.request import LARGE_BYTES
@@ -306,7 +306,9 @@ def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
 
     service.registry.get("tiny").predict = refuse
     headers = LINES | {"x-request-timeout-ms": "300"}
-    answer = play(service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=headers))
+    answer = run_with_client(
+        service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=headers)
+    )
     assert ["overloaded", "invalid_value"] == [error["error_type"] for error in from_lines(answer)]
     assert 2 == attempts
 
@@ -325,7 +327,9 @@ def test_a_failure_of_the_service_is_logged(
         raise failure
 
     model.predict = broken
-    answer = play(service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=LINES))
+    answer = run_with_client(
+        service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=LINES)
+    )
 
     assert [kind, "invalid_value"] == [error["error_type"] for error in from_lines(answer)]
     assert 1 == len(caplog.records)

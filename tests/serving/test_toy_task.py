@@ -26,7 +26,7 @@ def one_more_task() -> Iterator[None]:
 
 
 @pytest.fixture(name="folder", scope="module")
-def its_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models_with_a_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with a bundle of the toy task, which has the graph of a classifier."""
     return tiny.edit(tiny.bundle(tmp_path_factory.mktemp("models"), "toy"), lambda fields: fields.update(task=toy_task.TASK)).parent
 

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 import tiny
-from app_client import busy_client, fake_service, play, serving, state_of, until_queued
+from app_client import busy_client, fake_service, run_with_client, serving, state_of, until_queued
 from bertserve.service.errors import SettingsError
 from bertserve.service.server.serve import check_start
 from bertserve.service.settings import Settings
@@ -103,14 +103,14 @@ async def traced_client(models: Path, collector: Collector, **settings: Any) -> 
             yield client
 
 
-async def ask(models: Path, collector: Collector, body: Any, **headers: str) -> httpx.Response:
+async def classify(models: Path, collector: Collector, body: Any, **headers: str) -> httpx.Response:
     """Returns the response to a classification; the collector then has all its spans."""
     async with traced_client(models, collector) as client:
         return await client.post("/classify", json=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
 async def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collector: Collector) -> None:
-    await ask(models, collector, {"inputs": "good"}, x_request_id="mine-1")
+    await classify(models, collector, {"inputs": "good"}, x_request_id="mine-1")
     server = collector.one("POST /classify")
     children = sorted(
         (span for span in collector.spans if span.parent_span_id == server.span_id), key=lambda span: span.start_time_unix_nano
@@ -169,7 +169,7 @@ async def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collec
 
 
 async def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector) -> None:
-    answer = await ask(models, collector, {"inputs": "good"}, traceparent=TRACEPARENT, tracestate="vendor=1", x_request_id="mine-2")
+    answer = await classify(models, collector, {"inputs": "good"}, traceparent=TRACEPARENT, tracestate="vendor=1", x_request_id="mine-2")
     server = collector.one("POST /classify")
     assert (CALLER, PARENT) == (server.trace_id.hex(), server.parent_span_id.hex())
     assert "vendor=1" == server.trace_state
@@ -200,7 +200,7 @@ def test_headers_of_a_caller_are_not_logged(collector: Collector, caplog: pytest
 
 async def test_a_trace_that_the_caller_does_not_sample_is_not_recorded(models: Path, collector: Collector) -> None:
     """No span is sent, but the ids of the trace are passed on."""
-    answer = await ask(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
+    answer = await classify(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
     assert [] == collector.spans
     assert f'traceparent;desc="00-{CALLER}-' in answer.headers["server-timing"]
     assert answer.headers["server-timing"].endswith('-00"')
@@ -220,7 +220,7 @@ def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, col
     engine = FakeEngine(guilty_token=tiny.VOCABULARY.index("bad"))
     with tracing(collector) as tracer:
         service = replace(fake_service(models, engine), tracer=tracer)
-        assert 500 == play(service, lambda client: client.post("/classify", json={"inputs": "bad"})).status_code
+        assert 500 == run_with_client(service, lambda client: client.post("/classify", json={"inputs": "bad"})).status_code
     batch, server = collector.one("batch tiny"), collector.one("POST /classify")
     assert ("EngineError", Status.STATUS_CODE_ERROR) == (values(batch)["error.type"], batch.status.code)
     assert ("500", Status.STATUS_CODE_ERROR) == (values(server)["error.type"], server.status.code)

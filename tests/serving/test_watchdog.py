@@ -15,7 +15,7 @@ from app_client import error_of, fake_service, serving
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
 from bertserve.service.models import build
 from fakes import FakeEngine
-from scheduler_harness import Harness, constant_seconds, on_loop, play
+from scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
 
 
 class WatchdogHarness(Harness):
@@ -71,7 +71,7 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await harness.scheduler.stop(1000.0)
         old_gate.set()
 
-    play(check, WatchdogHarness, manual=True, threads=2)
+    run_with_harness(check, WatchdogHarness, manual=True, threads=2)
     assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import slow
-from app_client import error_of, play
+from app_client import error_of, run_with_client
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import metric, wait_until
@@ -60,7 +60,7 @@ def test_info_has_the_totals_and_the_share_of_the_worker(models: Path) -> None:
         return (await client.get("/info")).json()
 
     settings = Settings(models=models, workers=2, threads=3, max_batch_tokens=64, max_queue_tokens=1001)
-    page = play(build(settings, index=1), info)
+    page = run_with_client(build(settings, index=1), info)
 
     assert (3, 1001) == (page["limits"]["threads"], page["limits"]["max_queue_tokens"])
     assert {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "threads": 1} == page["worker"]
