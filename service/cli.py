@@ -87,7 +87,7 @@ class BertServe(BaseSettings):
 
 
 def _score(command: Score) -> int:
-    from bertserve.service.server.logs import configure_logging
+    from bertserve.service.logs import configure_logging
 
     configure_logging(command.log_format)
     logging.getLogger().setLevel(logging.WARNING)
@@ -165,9 +165,9 @@ def _run(commands: BertServe) -> int:
         return _score(commands.score)
     elif commands.check is not None:
         from bertserve.service.check import check
-        from bertserve.service.server.serve import check_start
+        from bertserve.service.process import prepare_process
 
-        check_start(commands.check)
+        prepare_process(commands.check)
         return asyncio.run(check(with_sources(commands.check)))
     elif commands.models is not None:
         listed = [listing.describe(path) for path in files.find_bundles(with_sources(commands.models, export=False).models)]

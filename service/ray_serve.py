@@ -17,9 +17,9 @@ from starlette.types import ASGIApp
 
 from bertserve.service.api.application import Application
 from bertserve.service.errors import SettingsError
+from bertserve.service.logs import configure_logging
 from bertserve.service.models.build import build
-from bertserve.service.server.logs import configure_logging
-from bertserve.service.server.serve import check_start, raise_file_limit
+from bertserve.service.process import prepare_process
 from bertserve.service.settings import ENV_PREFIX, Settings, clean_environment
 from bertserve.service.sources import with_sources
 
@@ -66,11 +66,10 @@ class Replica:
     def __init__(self, settings: Settings) -> None:
         """Loads the models; an inference thread runs on each CPU that Ray assigned."""
         configure_logging(settings.log_format)
-        raise_file_limit()
         resources = ray.get_runtime_context().get_assigned_resources()
         if settings.threads is None and "GPU" not in resources:
             settings = settings.model_copy(update={"threads": max(1, int(resources.get("CPU", 1)))})
-        auth = check_start(settings)  # before an export, which takes minutes
+        auth = prepare_process(settings)  # before an export, which takes minutes
         self._state = build(with_sources(settings), auth)
         self._seen = (time.monotonic(), 0.0)
 

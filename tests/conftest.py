@@ -16,8 +16,9 @@ import pytest
 import uvloop
 
 import tiny
+from bertserve.service import logs
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.server import logs, serve
+from bertserve.service.server import serve
 from bertserve.service.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parent.parent

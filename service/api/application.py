@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import QueryParams
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -114,12 +115,15 @@ class Application:
             if request.status == 0:
                 await error_responses.response(error, request.id, scope["path"])(scope, receive, send)
 
-    def record_refusal(self, error: BertServeError) -> str:
-        """Counts and logs a request whose head the server refused; returns the id for its response."""
+    def refuse(self, error: BertServeError, is_head: bool) -> Response:
+        """Returns the response to what the server refuses before its end; counts and logs a refused head, which no other method sees."""
         request_id = f"{self._ids.getrandbits(128):032x}"
-        self._state.metrics.http_requests_by_status(error.status).inc()
-        self._errors.write(error, {"request_id": request_id, "method": "-", "path": "-"})
-        return request_id
+        if is_head:
+            self._state.metrics.http_requests_by_status(error.status).inc()
+            self._errors.write(error, {"request_id": request_id, "method": "-", "path": "-"})
+        response = error_responses.response(error, request_id)
+        response.headers.update({"x-request-id": request_id, "connection": "close"})
+        return response
 
     def _begin(self, scope: Scope, send: Send) -> RequestContext:
         # the configured path, or the path at which another application mounts this one

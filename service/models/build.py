@@ -55,6 +55,7 @@ class AppState:
         worker_index: Index of this worker.
         total_threads: Inference threads of all workers together.
         tracer: Records requests; None if tracing is disabled.
+        on_tick: Called once per second while the event loop runs, also while the scheduler drains.
         stopped: Set when the service has stopped.
     """
 
@@ -69,6 +70,7 @@ class AppState:
     worker_index: int = 0
     total_threads: int = 1
     tracer: Tracer | None = None
+    on_tick: Callable[[], None] = lambda: None
     stopped: threading.Event = field(default_factory=threading.Event)
     _ticking: asyncio.Task[None] = field(init=False)
     _total_run_s: float = field(default=0.0, init=False)
@@ -104,6 +106,7 @@ class AppState:
             due = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
             self.metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
+            self.on_tick()
             try:
                 self.measure()
                 self.scheduler.check_hung_runs()

@@ -11,7 +11,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -21,19 +20,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 from gunicorn.systemd import sd_notify
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from bertserve.service import __version__
 from bertserve.service.auth import Authenticator
 from bertserve.service.errors import BertServeError, SettingsError, StartError, plural
+from bertserve.service.logs import background_logging, configure_logging
 from bertserve.service.metrics import Metrics
-from bertserve.service.server.logs import background_logging, configure_logging
+from bertserve.service.process import load_certificate, prepare_process
 from bertserve.service.settings import Settings, address_of
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bertserve")
 
-BEAT_INTERVAL_S = 0.5  # between two calls of `beat`
-# Open files: more than one process can serve as connections. Some systems allow a billion, and libraries may visit each possible number.
-MAX_FILES = 2**16
 LAST_RESPONSES_S = 5  # for clients to read them, after the scheduler has stopped
 OnReady = Callable[[tuple[list[str], int]], None]  # takes a line for each model, and the inference threads of all workers
 
@@ -59,8 +56,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
     start = time.perf_counter()
     configure_logging(settings.log_format)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until models are loaded
-    raise_file_limit()
-    auth = check_start(settings)
+    auth = prepare_process(settings)
     if not auth.requires_key and settings.host not in ("127.0.0.1", "::1", "localhost"):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
@@ -77,54 +73,14 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
         settings = with_sources(settings)  # once, and before workers exist
         on_ready, run = partial(_announce, settings, listener, start), partial(serve_models, settings, listener, auth)
         if settings.workers > 1:
-            from bertserve.service.server.workers import work_together
+            from bertserve.service.server.workers import run_workers
 
-            work_together(settings, listener, run, on_ready)
+            run_workers(settings, listener, run, on_ready)
             code = 0
         else:
             code = run(on_ready)
     sys.stdout.flush()
     os._exit(code)  # native code of a daemon thread that returns to a finished interpreter would abort the process
-
-
-def raise_file_limit() -> None:
-    """Raises the limit on open files, which is 1024 by default: a connection needs one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
-
-
-def check_start(settings: Settings) -> Authenticator:
-    """Makes the checks that are possible before models are loaded, and reads the files of keys.
-
-    Raises:
-        SettingsError: The service cannot start with these settings.
-    """
-    if settings.otlp_endpoint is not None:
-        import_module("bertserve.service.tracing")  # fails without OpenTelemetry
-    if settings.tls_cert is not None:
-        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-    return Authenticator(
-        settings.api_key_file,
-        admin_key_file=settings.admin_key_file,
-        public_health=settings.public_health,
-        public_metrics=settings.public_metrics,
-    )
-
-
-def _load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
-    """Loads the certificate and its key for new connections.
-
-    Raises:
-        SettingsError: A file cannot be read, or the files do not belong together.
-    """
-    try:
-        # without a password, OpenSSL would ask for one at the terminal
-        context.load_cert_chain(settings.tls_cert or "", settings.tls_key, password="")
-    except OSError as error:  # SSLError is a subclass
-        raise SettingsError(
-            f"--tls-cert `{settings.tls_cert}` and --tls-key `{settings.tls_key}` cannot be used ({error.strerror}); both must be PEM "
-            "files, and the key must belong to the certificate and have no password."
-        ) from error
 
 
 def _announce(settings: Settings, listener: socket.socket, start: float, started: tuple[list[str], int]) -> None:
@@ -134,8 +90,15 @@ def _announce(settings: Settings, listener: socket.socket, start: float, started
     seconds = time.perf_counter() - start
     threads = plural(thread_count, "inference thread") + (f" in {settings.workers} workers" if settings.workers > 1 else "")
     listens = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s with {threads}; docs at {address}/docs"
-    for line in (*(f"  {model}" for model in models), listens):
-        fields = {"level": "INFO", "logger": "bertserve", "pid": os.getpid(), "message": line, "time": datetime.now(UTC).isoformat()}
+    for line, more in (*((f"  {model}", {}) for model in models), (listens, {"address": address, "ready_s": round(seconds, 2)})):
+        fields = {
+            "level": "INFO",
+            "logger": "bertserve",
+            "pid": os.getpid(),
+            "message": line,
+            **more,
+            "time": datetime.now(UTC).isoformat(),
+        }
         print(json.dumps(fields) if settings.log_format == "json" else line, flush=True)
     sd_notify(f"READY=1\nSTATUS=listens on {address}", logger)
 
@@ -153,7 +116,7 @@ def serve_models(
     """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
 
     SIGHUP reads the keys, the certificate and the models again. One of several workers has an index, metrics and its own `beat`, which is
-    called twice per second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference
+    called once per second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference
     threads have failed.
     """
     from bertserve.service.api.application import Application
@@ -174,8 +137,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Application, state: AppState, on_ready: OnReady, beat: Callable[[], None]) -> None:
         """Configures uvicorn; `serve_models` describes the arguments."""
-        super().__init__(configure(app, state.settings, app.record_refusal))
-        self._state, self._on_ready, self._beat = state, on_ready, beat
+        super().__init__(configure(app, state.settings, app.refuse))
+        self._state, self._on_ready, state.on_tick = state, on_ready, beat
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops the server. A second SIGINT ends the process at once, for an impatient user; SIGTERM may come twice by accident."""
@@ -188,7 +151,6 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # the loaded objects stay, so later collections need not visit them
         await super().startup(sockets)
-        self._ticking = asyncio.create_task(self._tick())
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._start_reload)
         self._state.auth.reload()  # a key may have been removed while the models were loaded
         self._on_ready(([self._line(model) for model in self._state.registry.models.values()], self._state.total_threads))
@@ -225,12 +187,9 @@ class Server(uvicorn.Server):
                 tasks.append(loop.create_task(loop.connect_accepted_socket(protocol, connection, ssl=self.config.ssl)))
         return tasks
 
-    async def _tick(self) -> None:
-        """Reports that the event loop runs, also while the server drains."""
-        while True:
-            self._beat()
-            self.should_exit |= self._state.scheduler.failure is not None
-            await asyncio.sleep(BEAT_INTERVAL_S)
+    async def on_tick(self, counter: int) -> bool:
+        """Returns whether to stop; uvicorn calls it ten times per second."""
+        return await super().on_tick(counter) or self._state.scheduler.failure is not None
 
     def _start_reload(self) -> None:
         self._state.auth.reload()
@@ -238,7 +197,7 @@ class Server(uvicorn.Server):
             try:
                 # first into another context, because a failed load can leave only one of the files
                 for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.config.ssl):
-                    _load_certificate(context, self._state.settings)
+                    load_certificate(context, self._state.settings)
             except SettingsError as error:
                 logger.error("cannot reload the certificate: %s", error)
         self._refresh = asyncio.create_task(self._state.reloader.refresh())  # the loop itself keeps no reference to a task
@@ -252,19 +211,14 @@ class Server(uvicorn.Server):
         return f"{model.name}: {model.task}, {model.graph.name}{answers}"
 
 
-def configure(app: ASGIApp, settings: Settings, on_refusal: Callable[[BertServeError], str]) -> uvicorn.Config:
-    """Returns uvicorn's configuration; `on_refusal` is called for a refused request head, and returns the id for its response."""
-    from bertserve.service.server.protocol import LimitedProtocol
+def configure(app: ASGIApp, settings: Settings, refuse: Callable[[BertServeError, bool], Response]) -> uvicorn.Config:
+    """Returns uvicorn's configuration; LimitedProtocol describes `refuse`."""
+    from bertserve.service.server.limits import LimitedProtocol
 
-    fields = {
-        "max_header_bytes": settings.max_header_bytes,
-        "header_timeout_s": settings.header_timeout_s,
-        "on_refusal": staticmethod(on_refusal),
-    }
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=type("Protocol", (LimitedProtocol,), fields),
+        http=type("Protocol", (LimitedProtocol,), {"settings": settings, "refuse": staticmethod(refuse)}),
         ws="none",
         log_config=None,
         access_log=False,

@@ -38,7 +38,7 @@ RETRY_S = 1.0  # pause after a worker that cannot start
 MARGIN_S = 8  # after the shutdown timeout, a worker joins its inference threads and sends the last responses
 
 
-def work_together(settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None]) -> None:
+def run_workers(settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None]) -> None:
     """Runs `work` in several workers until a signal stops them; `on_ready` is called once, when all are ready.
 
     Raises:

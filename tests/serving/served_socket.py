@@ -7,10 +7,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from bertserve.service.server.protocol import LimitedProtocol
+from bertserve.service.api import error_responses
+from bertserve.service.errors import BertServeError
+from bertserve.service.server.limits import LimitedProtocol
 from bertserve.service.server.serve import configure
 from bertserve.service.settings import Settings
 
@@ -33,11 +36,17 @@ class SocketServer:
     protocols: list[LimitedProtocol] = field(default_factory=list)
 
 
+def refuse(error: BertServeError, _: bool) -> Response:
+    response = error_responses.response(error, "refused")
+    response.headers.update({"x-request-id": "refused", "connection": "close"})
+    return response
+
+
 @asynccontextmanager
 async def listening(app: ASGIApp, **limits: Any) -> AsyncIterator[SocketServer]:
     """Serves an application until the block ends."""
     loop = asyncio.get_running_loop()
-    config = configure(app, Settings(**LIMITS | limits), lambda _: "refused")
+    config = configure(app, Settings(**LIMITS | limits), refuse)
     config.load()
     config.loaded_app = app
     state = ServerState()

@@ -13,7 +13,7 @@ import pytest
 
 import hostile
 from app_client import Send, call
-from bertserve.service.server.logs import background_logging, configure_logging
+from bertserve.service.logs import background_logging, configure_logging
 from bertserve.service.tasks.catalog import TASKS
 
 SECRET = "hunter2"

@@ -12,7 +12,7 @@ import trustme
 import tiny
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
-from bertserve.service.server.serve import check_start
+from bertserve.service.process import prepare_process
 from bertserve.service.settings import Settings
 from conftest import wait_until
 from replica import BERT_SERVE, ServeProcess, running
@@ -58,14 +58,14 @@ CHANGED = f"""
 from pathlib import Path
 from bertserve.service.server import serve
 
-check_start = serve.check_start
+prepare_process = serve.prepare_process
 
 def changed(settings):
-    auth = check_start(settings)
+    auth = prepare_process(settings)
     Path(settings.api_key_file).write_text("two")
     return auth
 
-serve.check_start = changed
+serve.prepare_process = changed
 {BERT_SERVE}
 """
 
@@ -135,4 +135,4 @@ def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for files in ((chain, tmp_path / "none"), (key, key), (chain, certificate_files(tmp_path / "other")[1])):
         with pytest.raises(SettingsError, match="--tls-cert"):
-            check_start(Settings(tls_cert=files[0], tls_key=files[1]))
+            prepare_process(Settings(tls_cert=files[0], tls_key=files[1]))

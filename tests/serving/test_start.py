@@ -76,7 +76,7 @@ def test_the_lines_of_a_start_are_json_too(models: Path) -> None:
         process.send_signal(signal.SIGTERM)
 
     assert "tiny" in lines[0]["message"]
-    assert "listens on" in lines[1]["message"]
+    assert f"listens on {lines[1]['address']}, ready after {lines[1]['ready_s']:.2f} s" in lines[1]["message"]
     assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
 
 

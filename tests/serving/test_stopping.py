@@ -27,7 +27,7 @@ def get(server: Any, path: str) -> httpx.Response:
 
 
 # during a shutdown on a busy machine, a client can pause for longer than the service waits for its next request by default
-LINGERING = f"from bertserve.service.server import protocol; protocol.LINGER_S = 4; {BERT_SERVE}"
+LINGERING = f"from bertserve.service.server import limits; limits.LINGER_S = 4; {BERT_SERVE}"
 
 
 def waits(server: Any) -> float:

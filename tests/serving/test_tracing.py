@@ -21,7 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 import tiny
 from app_client import busy_client, fake_service, run_with_client, serving, state_of, until_queued
 from bertserve.service.errors import SettingsError
-from bertserve.service.server.serve import check_start
+from bertserve.service.process import prepare_process
 from bertserve.service.settings import Settings
 from bertserve.service.tracing import Tracer
 from fakes import FakeEngine, ManualClock
@@ -269,7 +269,7 @@ def test_a_missing_extra_is_named_before_models_are_loaded(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "bertserve.service.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"--otlp-endpoint .*pip install '.*\[otel\]'"):
-        check_start(Settings(otlp_endpoint="http://localhost:4318"))
+        prepare_process(Settings(otlp_endpoint="http://localhost:4318"))
 
 
 @pytest.mark.full_grid

@@ -1,0 +1,50 @@
+"""What a process does before it loads models, under uvicorn or Ray, and when only the settings are checked."""
+
+from __future__ import annotations
+
+import resource
+import ssl
+from importlib import import_module
+
+from bertserve.service.auth import Authenticator
+from bertserve.service.errors import SettingsError
+from bertserve.service.settings import Settings
+
+# Open files: more than one process can serve as connections. Some systems allow a billion, and libraries may visit each possible number.
+MAX_FILES = 2**16
+
+
+def prepare_process(settings: Settings) -> Authenticator:
+    """Raises the limit on open files, checks what is possible before models are loaded, and reads the files of keys.
+
+    Raises:
+        SettingsError: The service cannot start with these settings.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # 1024 by default, and each connection needs one
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
+    if settings.otlp_endpoint is not None:
+        import_module("bertserve.service.tracing")  # fails without OpenTelemetry
+    if settings.tls_cert is not None:
+        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
+    return Authenticator(
+        settings.api_key_file,
+        admin_key_file=settings.admin_key_file,
+        public_health=settings.public_health,
+        public_metrics=settings.public_metrics,
+    )
+
+
+def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
+    """Loads the certificate and its key for new connections.
+
+    Raises:
+        SettingsError: A file cannot be read, or the files do not belong together.
+    """
+    try:
+        # without a password, OpenSSL would ask for one at the terminal
+        context.load_cert_chain(settings.tls_cert or "", settings.tls_key, password="")
+    except OSError as error:  # SSLError is a subclass
+        raise SettingsError(
+            f"--tls-cert `{settings.tls_cert}` and --tls-key `{settings.tls_key}` cannot be used ({error.strerror}); both must be PEM "
+            "files, and the key must belong to the certificate and have no password."
+        ) from error
