@@ -111,8 +111,7 @@ class RowReader:
             inputs[name] = value
         if self._body_keys == ["inputs"]:
             inputs = {"inputs": inputs[UNNAMED_TEXT] if list(inputs) == [UNNAMED_TEXT] else inputs}
-        (input_,) = validate_as(self.spec.body, inputs | self._parameters, self._limits).task_inputs(self._manifest)
-        return input_
+        return validate_as(self.spec.body, inputs | self._parameters, self._limits).task_inputs(self._manifest)[0]
 
 
 class Predictor:

@@ -88,21 +88,15 @@ def read_json_lines(path: Path, added: Sequence[str]) -> Iterator[Row]:
         for number, line in enumerate(file, 1):
             if raw := line.removeprefix(BOM_UTF8).strip():
                 row = Row(number, raw)
-                with rejecting(row):
-                    row.values = _parse(raw, added)
+                try:
+                    row.values = orjson.loads(raw)
+                except orjson.JSONDecodeError as error:
+                    row.error = InvalidValueError("the line is not valid JSON: {detail}.", detail=error)
+                if not isinstance(row.values, dict):
+                    row.error = InvalidValueError('the line is JSON, but not an object; give one such as {"text": "A warm film."}.')
+                elif key := next((key for key in added if key in row.values), None):
+                    row.error = InvalidValueError("the row already has `{key}`, which the output adds; give another column name.", key=key)
                 yield row
-
-
-def _parse(raw: bytes, added: Sequence[str]) -> dict[str, Any]:
-    try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise InvalidValueError("the line is not valid JSON: {detail}.", detail=error) from error
-    if not isinstance(value, dict):
-        raise InvalidValueError('the line is JSON, but not an object; give one such as {"text": "A warm film."}.')
-    if duplicates := [name for name in added if name in value]:
-        raise InvalidValueError("the row already has `{name}`, which the output adds; give another column name.", name=duplicates[0])
-    return value
 
 
 def read_delimited(path: Path, delimiter: str) -> tuple[Sequence[str], Iterator[Row]]:
