@@ -26,11 +26,7 @@ class Scorer:
     """Adds `prediction`, `warnings` and `error` to the rows of a batch. Each actor loads the model once."""
 
     def __init__(self, model: str, *, version: str | None = None, **settings: Any) -> None:
-        """Loads a bundle from a folder that exists on all nodes; the settings are named like the flags of `bert-serve score`.
-
-        Raises:
-            StartError: The bundle cannot be loaded, or has another `version`, so that the answers of nodes would differ.
-        """
+        """Loads a bundle, of this `version` if given, from a folder on all nodes; `settings` are named like the flags of `score`."""
         cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1) if ray.is_initialized() else None
         options = ScoreSettings(**{"models": (Path(model),), "threads": None if cpus is None else max(1, int(cpus))} | settings)
         self._names, self._predictor, self._schema = options.added_columns, Predictor(options), pa.schema([])
@@ -56,7 +52,7 @@ def score_on_ray(settings: ScoreSettings, source: str, output: str, address: str
     arguments = {"model": str(bundle.resolve()), "version": files.load_bundle(bundle).version} | settings.affecting_answers()
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports about the use of Ray
-        dashboard = False if address == "local" else None  # an existing cluster has its own
+        dashboard = False if address == "local" else None
         ray.init(address=address, include_dashboard=dashboard, logging_level="WARNING", ignore_reinit_error=True)
         pool = ray.data.ActorPoolStrategy(min_size=1)
         scored = ray.data.read_parquet(source).map_batches(Scorer, fn_constructor_kwargs=arguments, batch_format="pyarrow", compute=pool)

@@ -55,7 +55,7 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
                 (predictor.version, predictor.graph.file, predictor.graph.provider),
                 (__version__, sessions.VERSION, cpu_name()),
             )
-            return _run(source, source_stat, predictor, blocks, Parts(output, rejected, writer, facts))
+            return _run(source, source_stat, predictor, blocks, Parts(output, rejected, settings.max_rejected, writer, facts))
     except KeyboardInterrupt:
         print("stopped; run the same command again.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -71,14 +71,8 @@ def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks
     # lazy: a block starts when the loop asks for it, which is one block ahead
     started = ((block, predictor.start(block.rows) if index >= parts.written else ()) for index, block in enumerate(blocks))
     with tqdm(total=source_stat.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        for index, ((block, running), (following, _)) in enumerate(pairwise(chain(started, [(rows.RowBlock([], 0), ())]))):
+        for index, ((block, running), _) in enumerate(pairwise(chain(started, [(rows.RowBlock([], 0), ())]))):
             list(running)  # waits; the threads continue with the following block
-            # a block with fewer rows can be a single one that is too long
-            if index == 0 and len(block.rows) >= 16 and following.rows and all(row.error for row in block.rows):
-                raise SettingsError(
-                    f"all of the first {len(block.rows)} rows were rejected, the first one because: {block.rows[0].error} "
-                    "Fix --columns, --parameters or the rows, or remove these rows."
-                )
             if index >= parts.written:
                 parts.write(index, block, total)
                 scored += len(block.rows)
@@ -104,9 +98,9 @@ def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks
 class Parts:
     """The parts of an output file, in a folder whose name has a digest of everything that affects the bytes of the output."""
 
-    def __init__(self, output: Path, rejected: Path, writer: rows.LineWriter | rows.ParquetWriter, facts: Any) -> None:
+    def __init__(self, output: Path, rejected: Path, max_rejected: int, writer: rows.LineWriter | rows.ParquetWriter, facts: Any) -> None:
         """Finds the parts of an earlier run with the same `facts` that was stopped; without them, `output` and `rejected` must be new."""
-        self.output, self.rejected, self._writer = output, rejected, writer
+        self.output, self.rejected, self._max_rejected, self._writer = output, rejected, max_rejected, writer
         self._folder = output.with_name(f"{output.name}.parts-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}")
         if output.resolve() == rejected.resolve():
             raise SettingsError("the output and --rejected are the same file; give another name.")
@@ -115,6 +109,7 @@ class Parts:
             if os.path.lexists(path) and not self._folder.exists():
                 raise SettingsError(f"`{path}` exists already; remove it, or give another name.")
         self.written = next(n for n in count() if not all(self._path(kind, n).exists() for kind in ("part", "rejected")))
+        self._rejected_rows = sum(self._path("rejected", index).read_bytes().count(b"\n") for index in range(self.written))
 
     def _path(self, kind: str, index: int) -> Path:
         return self._folder / f"{kind}-{index:05}"
@@ -127,6 +122,12 @@ class Parts:
             for number, row in enumerate(block.rows, earlier_rows + 1)
             if row.error is not None
         ]
+        self._rejected_rows += len(reasons)
+        if reasons and self._rejected_rows > self._max_rejected:
+            raise StartError(
+                f"{self._rejected_rows} rows were rejected, over --max-rejected, row {reasons[0]['row']} because: {reasons[0]['error']} "
+                "Fix --columns, --parameters or the rows, or raise --max-rejected, and run the command again."
+            )
         for kind, content in (("rejected", b"".join(to_json(reason) + b"\n" for reason in reasons)), ("part", part)):
             with self._complete(kind, self._path(kind, index)) as path:
                 path.write_bytes(content)

@@ -163,26 +163,19 @@ def test_an_input_that_grows_during_the_run_stops_it(models: Path, tmp_path: Pat
     assert 91 == len(read_rows(output))
 
 
-def test_a_run_stops_if_the_whole_first_block_is_rejected(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The column of JSON Lines is misspelled, for example. No file prevents another run."""
-    source, output = write_lines(tmp_path / "in.jsonl", [{"txt": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    assert 2 == run(models, source, output)
-    assert "first 16 rows" in (message := capsys.readouterr().err) and "`txt`" in message
-    assert {"in.jsonl", "models"} == set(os.listdir(tmp_path))
-    assert 0 == run(models, source, output, "--columns", "text=txt")
-
-
-@pytest.mark.parametrize(
-    ("bad", "good"), [([{"txt": "good"}] * 16, 0), ([{"txt": "good"}] * 15, 20), ([{"text": "x" * 2000}], 20)], ids=["all", "most", "large"]
-)
-def test_other_rejected_rows_do_not_stop_a_run(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: list[dict[str, str]], good: int
+def test_a_run_with_too_many_rejected_rows_stops_and_a_larger_limit_continues_it(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file has one block, not all rows of the first block are rejected, or that block is one large row."""
-    monkeypatch.setattr("bertserve.service.scoring.rows.BLOCK_BYTES", 1024)
-    source = write_lines(tmp_path / "in.jsonl", [*bad, *[{"text": "good"}] * good])
-    assert 3 == run(models, source, tmp_path / "out.jsonl", "--max-chars", "1000")
-    assert (good, len(bad)) == tuple(len(read_rows(tmp_path / name)) for name in ("out.jsonl", "out.jsonl.rejected.jsonl"))
+    """The first part of 16 rows has 9 rejected rows. No file prevents another run."""
+    source = write_lines(tmp_path / "in.jsonl", [{"text": text} if index % 5 < 2 else {"txt": text} for index, text in enumerate(TEXTS)])
+    assert 1 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "5")
+    assert "row 3 because" in (message := capsys.readouterr().err) and "`txt`" in message
+    assert {"in.jsonl", "models"} == set(os.listdir(tmp_path))
+    assert 1 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "15")
+    assert 1 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "53")
+    assert 3 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "54")
+    assert (36, 54) == tuple(len(read_rows(tmp_path / name)) for name in ("out.jsonl", "out.jsonl.rejected.jsonl"))
+    assert {"in.jsonl", "models", "out.jsonl", "out.jsonl.rejected.jsonl"} == set(os.listdir(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["file", "device", "folder", "input", "link to nothing"])
