@@ -76,16 +76,8 @@ class ErrorLog:
         if error_type not in self._counts:
             asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._release, status, error_type)
         self._counts[error_type] += 1
-        if error_type == _INTERNAL or self._counts[error_type] <= MAX_LINES:
-            self._log(error, status, error_type, request)
-
-    def _release(self, status: int, error_type: str) -> None:
-        rest = self._counts.pop(error_type) - MAX_LINES
-        if rest > 0 and error_type != _INTERNAL:
-            fields = {"status": status, "error_type": error_type}
-            logger.warning("%s %s: %d more within %.0f s", status, error_type, rest, LOG_INTERVAL_S, extra=fields)
-
-    def _log(self, error: Exception, status: int, error_type: str, request: Mapping[str, Any]) -> None:
+        if error_type != _INTERNAL and self._counts[error_type] > MAX_LINES:
+            return
         fields = {**request, "status": status, "error_type": error_type}
         if isinstance(error, BertServeError) and error_type != _INTERNAL:
             fields["reason"] = reason = printable(error.for_log)
@@ -94,3 +86,9 @@ class ErrorLog:
         is_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE
         where = f"{request['request_id']} {request['method']} {request['path']}"
         logger.log(logging.ERROR if is_fault else logging.WARNING, "%s %s %s: %s", status, error_type, where, reason, extra=fields)
+
+    def _release(self, status: int, error_type: str) -> None:
+        rest = self._counts.pop(error_type) - MAX_LINES
+        if rest > 0 and error_type != _INTERNAL:
+            fields = {"status": status, "error_type": error_type}
+            logger.warning("%s %s: %d more within %.0f s", status, error_type, rest, LOG_INTERVAL_S, extra=fields)
