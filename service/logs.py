@@ -17,13 +17,17 @@ MAX_WAITING = 10_000  # lines that can wait if stderr is read too slowly
 LAST_LINES_S = 2.0  # maximum wait for them at the end
 
 
-def configure_logging(log_format: str) -> None:
-    """Sends all logs to stderr, as `text` or `json`; docs/how-to/monitoring.md has the fields of a JSON line."""
+def configure_logging(log_format: str, worker: int | None = None) -> None:
+    """Sends all logs to stderr, as `text` or `json`; docs/how-to/monitoring.md has the fields of a JSON line.
+
+    `worker` is the index of this process, if there are several workers.
+    """
     handler = logging.StreamHandler()
     if log_format == "json":
         formatter: logging.Formatter = JsonFormatter(
             "%(levelname)s %(name)s %(process)d %(message)s",
             rename_fields={"levelname": "level", "name": "logger", "process": "pid"},
+            static_fields={} if worker is None else {"worker": worker},
             timestamp="time",
             json_serializer=partial(json.dumps, separators=(",", ":")),
         )

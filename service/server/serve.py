@@ -122,6 +122,8 @@ def serve_models(
     from bertserve.service.api.application import Application
     from bertserve.service.models.build import build
 
+    if settings.workers > 1:
+        configure_logging(settings.log_format, index)
     state = build(settings, auth, index=index, metrics=metrics)
     with background_logging():
         Server(Application(state), state, on_ready, beat).run([listener])

@@ -1,5 +1,6 @@
 """Several workers on one port: divided limits, one metrics page, replacement, shutdown, and failed starts."""
 
+import json
 import os
 import re
 import signal
@@ -92,7 +93,8 @@ def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Pa
 
 
 def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, tmp_path: Path) -> None:
-    with running(models, tmp_path / "log", *TWO) as server:
+    """Log lines of requests name the worker, whatever its process is."""
+    with running(models, tmp_path / "log", *TWO, "--access-log", "--log-format", "json") as server:
         before = workers_of(server)
         with clients_of(server, 8) as clients:
             for client in clients:
@@ -112,6 +114,9 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, tm
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
             wait_until(lambda: {13.0} == {count_answers(client) for client in clients})
             assert 'bertserve_workers_replaced_total{reason="ended"} 1.0' in clients[0].get("/metrics").text
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    indices = {(line["worker"], line["pid"]) for line in lines if line["logger"] == "bertserve.access"}
+    assert {*before.items(), *after.items()} == indices
 
 
 def test_the_log_has_the_exit_code_of_a_worker(models: Path, tmp_path: Path) -> None:
