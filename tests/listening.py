@@ -92,8 +92,16 @@ def response(body: bytes, status: bytes = b"200 OK") -> bytes:
     return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body)
 
 
-async def ok(_: int) -> bytes:
-    return OK
+def always(response: bytes) -> Answer:
+    """Returns a function that answers each request with the same bytes."""
+
+    async def answer(_: int) -> bytes:
+        return response
+
+    return answer
+
+
+ok = always(OK)
 
 
 async def never(_: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bertserve.bench import cli, commands, measurement
-from listening import BUSY, OK, http_server, ok, response, unused_port
+from listening import BUSY, OK, always, http_server, ok, response, unused_port
 
 
 def run(*flags: object) -> int:
@@ -80,10 +80,7 @@ def test_a_port_without_a_server_exits_with_2(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    async def missing(_: int) -> bytes:
-        return response(b'{"error": "there is no path"}', b"404 Not Found")
-
-    with http_server(missing) as server:
+    with http_server(always(response(b'{"error": "there is no path"}', b"404 Not Found"))) as server:
         assert 2 == load(server.port)
     assert re.search(" answered 404 .*: there is no path", capsys.readouterr().err)
 

@@ -13,7 +13,7 @@ import pytest
 
 from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.target import Body, Target, parse_url
-from listening import OK, Answer, Server, http_server, never, ok
+from listening import OK, Answer, Server, always, http_server, never, ok
 
 BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
@@ -97,10 +97,7 @@ def test_a_closed_connection_is_an_error_and_replaced() -> None:
 
 
 def test_a_connection_close_header_is_not_an_error() -> None:
-    async def close_all(_: int) -> bytes:
-        return OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-
-    load, server = load_until(5, close_all)
+    load, server = load_until(5, always(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")))
 
     assert {200} == outcomes(load)
     assert server.connections >= server.requests >= 5
@@ -117,10 +114,7 @@ def test_a_request_without_a_response_times_out() -> None:
 
 
 def test_a_response_that_is_not_http_is_malformed() -> None:
-    async def nonsense(_: int) -> bytes:
-        return b"NONSENSE\r\n\r\n"
-
-    assert {"malformed"} == outcomes(load_until(3, nonsense)[0])
+    assert {"malformed"} == outcomes(load_until(3, always(b"NONSENSE\r\n\r\n"))[0])
 
 
 @pytest.mark.parametrize(
@@ -133,10 +127,7 @@ def test_a_response_that_is_not_http_is_malformed() -> None:
     ids=["chunked", "no content", "interim response"],
 )
 def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
-    async def one(_: int) -> bytes:
-        return answer
-
-    load, server = load_until(3, one)
+    load, server = load_until(3, always(answer))
 
     assert {status} == outcomes(load)
     assert server.requests == len(load.records) >= 3

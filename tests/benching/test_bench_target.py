@@ -7,7 +7,7 @@ import pytest
 
 from bertserve.bench import BenchError
 from bertserve.bench.target import Body, Target, parse_url, probe_target
-from listening import OK, http_server, response
+from listening import OK, always, http_server, ok, response
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,8 @@ def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] 
 
 
 def test_the_name_of_a_file_of_bodies_can_have_an_equals_sign(tmp_path: Path) -> None:
-    async def answer(_: int) -> bytes:
-        return OK
-
     (tmp_path / "a=1.jsonl").write_text('"a text"\n')
-    with http_server(answer) as server:
+    with http_server(ok) as server:
         target, _ = probe_target(f"http://127.0.0.1:{server.port}/classify={tmp_path}/a=1.jsonl", {}, texts=1, seed=0)
 
     assert [{"inputs": "a text"}] == [json.loads(body.content) for body in target.bodies]
@@ -41,10 +38,7 @@ def test_the_name_of_a_file_of_bodies_can_have_an_equals_sign(tmp_path: Path) ->
 
 @pytest.mark.parametrize("status", [b"302 Found", b"422 Unprocessable Content", b"429 Too Many Requests", b"503 Service Unavailable"])
 def test_a_target_that_does_not_accept_a_request_is_refused(status: bytes) -> None:
-    async def refuse(_: int) -> bytes:
-        return response(b"{}", status)
-
-    with http_server(refuse) as server, pytest.raises(BenchError, match=status[:3].decode()):
+    with http_server(always(response(b"{}", status))) as server, pytest.raises(BenchError, match=status[:3].decode()):
         probe_target(f"http://127.0.0.1:{server.port}/classify", {}, texts=1, seed=0)
 
 

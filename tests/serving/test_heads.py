@@ -197,18 +197,9 @@ def test_scores_are_finite_for_every_logit(logits: list[float], activation: str)
 @pytest.mark.parametrize(
     ("request_", "numbers"),
     [
-        (
-            classify_input("good " * 40, window="mean", stride=30),
-            "`stride` is 30, .* 30 tokens;",
-        ),
-        (
-            classify_input("film " * 25, "bad " * 30, window="mean", stride=4),
-            "`stride` is 4, .* 4 tokens;",
-        ),
-        (
-            classify_input("film " * 40, "bad " * 2, window="mean"),
-            "no room .* 2 tokens; shorten the f",
-        ),
+        (classify_input("good " * 40, window="mean", stride=30), "`stride` is 30, .* 30 tokens;"),
+        (classify_input("film " * 25, "bad " * 30, window="mean", stride=4), "`stride` is 4, .* 4 tokens;"),
+        (classify_input("film " * 40, "bad " * 2, window="mean"), "no room .* 2 tokens; shorten the f"),
     ],
 )
 def test_windows_without_tokens_of_the_text_are_an_error(
