@@ -16,7 +16,6 @@ from bertserve.service.scoring.rows import rows_of, with_predictions
 from bertserve.service.settings import ScoreSettings
 
 try:
-    import ray
     import ray.data
 except ImportError as absent:
     raise SettingsError(f"Ray is not installed; `{install_command('ray')}` adds it.") from absent
