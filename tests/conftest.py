@@ -101,12 +101,11 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(name="api", scope="session")
-def service_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Yields a function that sends requests to a service with a tiny model of every kind. Some test files define their own `api`."""
+def service_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Returns a function that sends requests to a service with a tiny model of every kind. Some test files define their own `api`."""
     from app_client import open_api
 
-    with open_api(tiny.every_kind(tmp_path_factory.mktemp("models"))) as send:
-        yield send
+    return open_api(tiny.every_kind(tmp_path_factory.mktemp("models")))
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:

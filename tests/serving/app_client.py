@@ -4,8 +4,8 @@ import asyncio
 import atexit
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,12 +120,10 @@ def error_of(response: httpx.Response, status: int, error_type: str) -> str:
     return str(body["error"])
 
 
-@contextmanager
-def open_api(models: Path) -> Iterator[Send]:
-    """Yields a function that sends requests, one at a time, to one application with the bundles of `models`."""
-    settings = {"max_top_k": 1000}
-    client = _client(_Service((str(models), models), json.dumps(settings), models))
-    yield lambda *args, **request: _loop().run(asyncio.wait_for(client.request(*args, **request), 20))
+def open_api(models: Path) -> Send:
+    """Returns a function that sends requests, one at a time, to one application with the bundles of `models`."""
+    client = _client(_Service((str(models), models), json.dumps({"max_top_k": 1000}), models))
+    return lambda *args, **request: _loop().run(asyncio.wait_for(client.request(*args, **request), 20))
 
 
 def post(api: Send | Path, body: Any, *, path: str = "/classify", **options: Any) -> httpx.Response:

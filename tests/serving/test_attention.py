@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +44,8 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", name="api")
-def started_service(folder: Path) -> Iterator[Send]:
-    with open_api(folder) as send:
-        yield send
+def started_service(folder: Path) -> Send:
+    return open_api(folder)
 
 
 def attention_of(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:

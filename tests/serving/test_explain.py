@@ -1,6 +1,5 @@
 """`explain` of /classify and /answer: the importance of each word, compared with texts without the word; and what it costs."""
 
-from collections.abc import Iterator
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,15 +33,14 @@ def span_score(model: EmbeddedBundle, question: str, context: str, first: int, l
 
 
 @pytest.fixture(name="api", scope="module")
-def explain_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+def explain_api(tmp_path_factory: pytest.TempPathFactory) -> Send:
     folder = tmp_path_factory.mktemp("served")
     tiny.bundle(folder, "labels", max_length=64)
     tiny.bundle(folder, "several", activation="sigmoid", seed=3)
     tiny.bundle(folder, "value", labels=("stars",), activation="none")
     tiny.bundle(folder, "passages", task="question-answering", max_length=64)
-    with open_api(folder) as send:
-        names = {CLASSIFY: "labels", ANSWER: "passages"}  # the other paths are names of models
-        yield lambda method, path, **request: send(method, f"/models/{names.get(path, path.strip('/'))}", **request)
+    send, names = open_api(folder), {CLASSIFY: "labels", ANSWER: "passages"}  # the other paths are names of models
+    return lambda method, path, **request: send(method, f"/models/{names.get(path, path.strip('/'))}", **request)
 
 
 def without(inputs: Any, word: dict[str, Any]) -> Any:

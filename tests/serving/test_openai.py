@@ -1,7 +1,6 @@
 """OpenAI's paths below `/v1`, and the rerank formats of Cohere and Jina; tests/clients runs the client libraries themselves."""
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ RERANKS = ["/v1/rerank", "/v2/rerank"]
 
 
 @pytest.fixture(name="api", scope="module")
-def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """Yields a client of a service with two embedding models, a reranker and a classifier."""
+def one_service(tmp_path_factory: pytest.TempPathFactory) -> Send:
+    """Returns a client of a service with two embedding models, a reranker and a classifier."""
     models = tmp_path_factory.mktemp("models")
     tiny.bundle(models, "vectors", task="feature-extraction")
     tiny.bundle(models, "tokens", task="feature-extraction", embedding=tiny.EMBEDDING | {"pooling": "none"})
     tiny.bundle(models, "ranker", labels=("LABEL_0",), activation="none")
     tiny.bundle(models, "classes")
-    with open_api(models) as send:
-        yield send
+    return open_api(models)
 
 
 def openai_error(response: httpx.Response, status: int, kind: str, code: str) -> str:

@@ -9,7 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,16 @@ def before_each_write(action: Callable[[int], Any]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Parts, "write", act_and_write)
         yield
+
+
+def failing_at(part: int, error: BaseException) -> AbstractContextManager[None]:
+    """Raises an error before a part is written."""
+
+    def fail(index: int) -> None:
+        if index == part:
+            raise error
+
+    return before_each_write(fail)
 
 
 class Killed(BaseException):
@@ -107,12 +117,7 @@ def test_the_parts_of_other_options_or_of_another_input_are_not_used(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-
-    def full(index: int) -> None:
-        if index == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with before_each_write(full):
+    with failing_at(2, OSError(errno.ENOSPC, "No space left on device")):
         assert 1 == run(models, source, output)
     assert "(No space left on device)" in capsys.readouterr().err
     assert not output.exists()
@@ -134,14 +139,9 @@ def test_a_resumed_run_rejects_the_same_types_of_predictions(tmp_path: Path, ind
     files = (output, output.with_name("out.parquet.rejected.jsonl"))
     expected = [path.read_bytes() for path in files]
     assert [4, 16, 17, 40] == [row["row"] for row in read_rows(files[1])]
-
-    def interrupt(part: int) -> None:
-        if part == index:
-            raise KeyboardInterrupt
-
     for path in files:
         path.unlink()
-    with before_each_write(interrupt):
+    with failing_at(index, KeyboardInterrupt()):
         assert 130 == run(tmp_path / "models", source, output)
     assert 3 == run(tmp_path / "models", source, output)
     assert expected == [path.read_bytes() for path in files]
@@ -239,12 +239,7 @@ def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: 
 @pytest.mark.parametrize("after", [0, 1])
 def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: int) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-
-    def interrupt(index: int) -> None:
-        if index == after:
-            raise KeyboardInterrupt
-
-    with before_each_write(interrupt):
+    with failing_at(after, KeyboardInterrupt()):
         assert 130 == run(models, source, output)
     assert after == len(list(tmp_path.glob("out.jsonl.parts-*")))
     assert 0 == run(models, source, output)

@@ -32,9 +32,8 @@ def models_with_a_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(name="api", scope="module")
-def service(folder: Path) -> Iterator[Send]:
-    with open_api(folder) as send:
-        yield send
+def service(folder: Path) -> Send:
+    return open_api(folder)
 
 
 @pytest.mark.parametrize("path", ["/count", "/models/toy", "/", "/invocations"])
