@@ -49,6 +49,7 @@ class Score(ScoreSettings):
         None, description="Format of the output (default: from the file name; for stdout, that of the input)."
     )
     rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
+    max_rejected: int = Field(1000, ge=0, description="Maximum rejected rows; more stop the run, and a larger number continues it.")
     ray: str | None = Field(
         None, description="Score on a Ray cluster: its address, `auto` for a running one, or `local` for a new one here."
     )
@@ -107,12 +108,13 @@ def _score(command: Score) -> int:
 
     source, formats = Path("/dev/stdin" if command.source == "-" else command.source), _formats(command)
     if command.output != "-":
-        return score(settings, source, Path(command.output), command.rejected or Path(f"{command.output}.rejected.jsonl"), formats)
+        rejected = command.rejected or Path(f"{command.output}.rejected.jsonl")
+        return score(settings, source, Path(command.output), rejected, formats, command.max_rejected)
     if command.rejected is None or "parquet" in formats:
         raise SettingsError("stdout gets no Parquet and no rejected rows; write Parquet to a file, and give a file for --rejected.")
     with TemporaryDirectory(dir=command.rejected.absolute().parent, prefix=".score-") as folder:  # a file is joined from parts
         output = Path(folder) / "output"
-        code = score(settings, source, output, command.rejected, formats)
+        code = score(settings, source, output, command.rejected, formats, command.max_rejected)
         if output.exists():  # not after Ctrl-C
             with output.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)

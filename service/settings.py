@@ -203,7 +203,6 @@ class ScoreSettings(ModelSettings):
     parameters: dict[str, Any] = Field({}, description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
     warnings_column: str = Field("warnings", min_length=1, description="Column for warnings.")
-    max_rejected: int = Field(1000, ge=0, description="Maximum rejected rows; more stop the run, and a larger number continues it.")
     empty: Literal["warn", "reject"] = Field("warn", description="Whether a row whose text is empty gets a warning or is rejected.")
 
     @property
@@ -214,7 +213,7 @@ class ScoreSettings(ModelSettings):
     def affecting_answers(self) -> dict[str, Any]:
         """Returns the settings that are set and affect answers, without those that are only about a machine."""
         machine = {"threads", "device_id", "engine_cache", "gpu_mem_limit_mib", "cuda_graphs"}
-        local = {"config", "models", "model", "cache_dir", "log_format", "max_rejected", *machine}
+        local = {"config", "models", "model", "cache_dir", "log_format", *machine}
         return self.model_dump(include=ScoreSettings.model_fields.keys() - local, exclude_unset=True)
 
 

@@ -32,10 +32,10 @@ from bertserve.service.scoring.predictor import Predictor
 from bertserve.service.settings import ScoreSettings
 
 
-def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, formats: tuple[str, str]) -> int:
+def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, formats: tuple[str, str], max_rejected: int) -> int:
     """Scores the rows of `source`, and writes those with an answer and the reasons why others have none; returns the exit code.
 
-    `formats` are those of the input and of the output: `jsonl`, `csv`, `tsv` or `parquet`.
+    `formats` are those of the input and of the output: `jsonl`, `csv`, `tsv` or `parquet`. More than `max_rejected` rows stop the run.
 
     Raises:
         StartError: A setting or the input is wrong, or a file cannot be read or written.
@@ -55,7 +55,7 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
                 (predictor.version, predictor.graph.file, predictor.graph.provider),
                 (__version__, sessions.VERSION, cpu_name()),
             )
-            return _run(source, source_stat, predictor, blocks, Parts(output, rejected, settings.max_rejected, writer, facts))
+            return _run(source, source_stat, predictor, blocks, Parts(output, rejected, max_rejected, writer, facts))
     except KeyboardInterrupt:
         print("stopped; run the same command again.", file=sys.stderr)
         return 128 + signal.SIGINT
