@@ -138,7 +138,7 @@ def result(api: Send | Path, path: str, **body: Any) -> Any:
     return response.json()
 
 
-def error_of_body(api: Send, path: str, body: Any, **options: Any) -> str:
+def error_of_body(api: Send | Path, path: str, body: Any, **options: Any) -> str:
     return error_of(post(api, body, path=path, **options), 422, "invalid_value")
 
 
@@ -146,7 +146,7 @@ def result_of(api: Send | Path, path: str, inputs: Any, **parameters: Any) -> An
     return result(api, path, inputs=inputs, parameters=parameters)
 
 
-def error_of_inputs(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
+def error_of_inputs(api: Send | Path, path: str, inputs: Any, **parameters: Any) -> str:
     return error_of_body(api, path, {"inputs": inputs, "parameters": parameters})
 
 

@@ -1,6 +1,6 @@
 """`explain` of /classify and /answer: the importance of each word, compared with texts without the word; and what it costs."""
 
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import Send, call, error_of_inputs, fake_service, open_api, post, result_of, serving
+from app_client import Send, error_of_inputs, fake_service, open_api, post, result_of, serving
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
@@ -200,10 +200,9 @@ def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) ->
 def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, max_length=512)
     tiny.bundle(tmp_path, "passages", task="question-answering", max_length=512)
-    send = partial(call, tmp_path)
     text = "good " * (MAX_WORDS + 1)
-    assert f" {MAX_WORDS + 1} words " in error_of_inputs(send, CLASSIFY, text, explain=True)
-    long = error_of_inputs(send, ANSWER, {"question": "good", "context": text}, explain=True, max_seq_len=512)
+    assert f" {MAX_WORDS + 1} words " in error_of_inputs(tmp_path, CLASSIFY, text, explain=True)
+    long = error_of_inputs(tmp_path, ANSWER, {"question": "good", "context": text}, explain=True, max_seq_len=512)
     assert f" {MAX_WORDS + 2} words " in long and "`max_seq_len`" in long
 
 
