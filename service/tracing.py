@@ -110,9 +110,6 @@ class RequestSpan:
         trace_id: 32 hexadecimal digits; `span_id` has 16.
         traceparent: Both ids in the format of the header.
         is_recording: Whether it is exported; otherwise only its ids are used, and stages must not be added.
-
-    The request either waits in the queue since `_queued_at`, or runs. Several threads can run its items, and the last start ends the wait;
-    only the thread that ends a step makes it wait again, so these times need no lock.
     """
 
     def __init__(self, tracer: Tracer, context: Context, start: float) -> None:
@@ -125,47 +122,19 @@ class RequestSpan:
         self.traceparent = f"00-{self.trace_id}-{self.span_id}-{ids.trace_flags:02x}"
         self.is_recording = self.span.is_recording()
         self._context = otel.set_span_in_context(self.span, Context())
-        self._queued_at: float | None = None  # when it entered the queue; None while it does not wait
-        self._started: float | None = None  # when the last item that waited was started
 
     def to_ns(self, seconds: float) -> int:
         """Returns a time in nanoseconds since 1970."""
         return self._epoch_ns + int(seconds * 1e9)
 
-    def add_stage(
-        self,
-        name: Literal["tokenize", "run", "decode"],
-        start: float,
-        end: float,
-        *,
-        links: Sequence[Link] = (),
-        queued_after: bool = False,
-    ) -> None:
-        """Adds a stage that has ended; `queued_after` is whether the request waits in the queue afterwards. Called from several threads."""
-        self._add(name, start, end, links)
-        if self._started is None or name == "run":  # decoding follows a run without a wait
-            self._started = max(start, self._started or start)
-        if queued_after:
-            self.mark_queued(end)
-
-    def mark_queued(self, now: float) -> None:
-        """Records that the request waits in the queue from now on, until the start of its last item."""
-        self._end_wait(now)
-        self._queued_at, self._started = now, None
+    def add_stage(self, name: Literal["tokenize", "run", "decode"], start: float, end: float, *, links: Sequence[Link] = ()) -> None:
+        """Adds a stage that has ended. Called from several threads."""
+        self.tracer.spans.start_span(name, self._context, links=links, start_time=self.to_ns(start)).end(self.to_ns(end))
 
     def end(self, end: float, *, name: str, attributes: Attributes, failed: bool) -> None:
         """Ends the span."""
-        self._end_wait(end)
         self.span.update_name(name)
         self.span.set_attributes(attributes)
         if failed:
             self.span.set_status(StatusCode.ERROR)
         self.span.end(self.to_ns(end))
-
-    def _end_wait(self, end: float) -> None:
-        if self._queued_at is not None:
-            self._add("queue", self._queued_at, end if self._started is None else self._started)
-            self._queued_at = None
-
-    def _add(self, name: str, start: float, end: float, links: Sequence[Link] = ()) -> None:
-        self.tracer.spans.start_span(name, self._context, links=links, start_time=self.to_ns(start)).end(self.to_ns(end))

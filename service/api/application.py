@@ -305,6 +305,7 @@ def _end_trace(trace: RequestSpan, end: float, request: RequestContext, status: 
         "url.path": fields["path"],
         "client.address": fields["client"],
         "error.type": str(status) if status >= _INTERNAL else None,
+        "bertserve.queue_ms": None if request.prediction is None else request.prediction.queue_s * 1000,
         **{f"bertserve.{name}": fields[name] for name in ("request_id", "task", "model")},
     }
     known = {name: value for name, value in attributes.items() if value is not None}

@@ -139,8 +139,6 @@ class Model:
         if chars <= SHORT_CHARS:  # for a short text, a round trip to a thread takes longer than tokenizing
             progress.tokenize()
         else:
-            if progress.trace is not None:
-                progress.trace.mark_queued(time.perf_counter())
             await scheduler.prepare(progress.tokenize, chars, timeout_s)
         payloads = progress.payloads()
         if payloads:

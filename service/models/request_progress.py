@@ -128,7 +128,7 @@ class RequestProgress:
         end = time.perf_counter()
         prediction.tokenize_s = end - start
         if self.trace is not None:
-            self.trace.add_stage("tokenize", start, end, queued_after=True)
+            self.trace.add_stage("tokenize", start, end)
         if not prediction.tokens:
             self.proceed([])
 
@@ -157,12 +157,11 @@ class RequestProgress:
         except BertServeError as error:
             error.input_index = index
             raise
-        is_done = not any(self.steps)
         end = time.perf_counter()
         self.prediction.decode_s += end - start
         if self.trace is not None:
-            self.trace.add_stage("decode", start, end, queued_after=not is_done)
-        return [] if is_done else self.payloads()
+            self.trace.add_stage("decode", start, end)
+        return self.payloads() if any(self.steps) else []
 
     def complete(self, arrived: float) -> Prediction:
         """Returns the prediction of a request that is done, with its times; `arrived` is the time of its arrival."""
