@@ -28,7 +28,7 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import NAME_PATTERN
 from bertserve.service.errors import SettingsError, StartError, did_you_mean, install_command
 from bertserve.service.flag_parser import drop_stdout
-from bertserve.service.settings import CLI_CONFIG, AddressSettings, ModelSettings, ScoreSettings, Settings, parse
+from bertserve.service.settings import CLI_CONFIG, ModelSettings, ScoreSettings, Settings, parse
 from bertserve.service.sources import with_sources
 
 # Formats of `score` by the suffix of a file.
@@ -82,7 +82,7 @@ class BertServe(BaseSettings):
     models: CliSubCommand[Models] = Field(
         description="List the models that serve would load: task, labels, graphs, validation report, card."
     )
-    health: CliSubCommand[AddressSettings] = Field(description="Check whether the service on this machine with the same settings is ready.")
+    health: CliSubCommand[Settings] = Field(description="Check whether the service on this machine with the same settings is ready.")
     new_key: CliSubCommand[NewKey] = Field(description="Create an API key: print it to stderr, and its line for --api-key-file to stdout.")
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
 

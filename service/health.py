@@ -7,10 +7,10 @@ import ssl
 from http import HTTPStatus
 
 from bertserve.service.errors import StartError
-from bertserve.service.settings import AddressSettings, address_of
+from bertserve.service.settings import Settings, address_of
 
 
-def check_readiness(settings: AddressSettings) -> str:
+def check_readiness(settings: Settings) -> str:
     """Returns a sentence about the service's state.
 
     Raises:

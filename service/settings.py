@@ -104,33 +104,16 @@ class ConfigFile(InitSettingsSource):
         return {name: values[name] for name in values.keys() - self.current_state.keys() if name in self.settings_cls.model_fields}
 
 
-class FileSettings(BaseSettings):
-    """Base of all settings. A setting of `serve` is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key of the file.
+class ModelSettings(BaseSettings):
+    """The models, how they run, and the limits of requests.
 
-    All commands share variables and the file, so these may have settings that a command does not use. Flags must be known. Settings that
-    `serve` lacks are only flags.
+    A setting of `serve` is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key of the file. All commands share variables and
+    the file, so these may have settings that a command does not use. Flags must be known. Settings that `serve` lacks are only flags.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, **CLI_CONFIG)
 
     config: Path | None = Field(None, description="TOML file with settings; flags and environment variables take precedence.")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns the sources of settings in order of precedence; flags precede all of them."""
-        return init_settings, env_settings, ConfigFile(settings_cls, {})
-
-
-class ModelSettings(FileSettings):
-    """The models, how they run, and the limits of requests."""
-
     models: Paths = Field(
         (Path("models"),), min_length=1, description="Folder of bundles, all of which are loaded; repeat the flag or separate with commas."
     )
@@ -184,6 +167,18 @@ class ModelSettings(FileSettings):
     max_top_k: int = Field(100, ge=1, le=1000, description="Maximum `top_k` of /fill-mask and /answer.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Returns the sources of settings in order of precedence; flags precede all of them."""
+        return init_settings, env_settings, ConfigFile(settings_cls, {})
+
     def batch_tokens(self, precision: str) -> int:
         """Returns the maximum tokens of a batch of a graph in this precision."""
         return self.max_batch_tokens or (GPU_BATCH_TOKENS if precision == "fp16" else 8192)
@@ -217,8 +212,8 @@ class ScoreSettings(ModelSettings):
         return self.model_dump(include=ScoreSettings.model_fields.keys() - local, exclude_unset=True)
 
 
-class AddressSettings(FileSettings):
-    """Where the service listens, and its API keys. `health` checks whether the service with these settings is ready."""
+class Settings(ModelSettings):
+    """All settings of the service. Each flag is also a BERT_SERVE_* variable, and a key of the file of --config."""
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; use an API key unless it is loopback.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port and prints it.")
@@ -230,11 +225,6 @@ class AddressSettings(FileSettings):
         None, description="File with one API key per line, which callers send as a Bearer token; `bert-serve new-key NAME` creates keys."
     )
     public_health: bool = Field(True, description="Answer health paths without an API key.")
-
-
-class Settings(ModelSettings, AddressSettings):
-    """All settings of the service. Each flag is also a BERT_SERVE_* variable, and a key of the file of --config."""
-
     multi_threads: int | None = Field(
         None,
         ge=1,

@@ -86,8 +86,8 @@ def test_a_public_address_without_a_key_causes_a_warning(tmp_path: Path, host: s
 
 @pytest.mark.parametrize(("command", "host"), [("serve", "2001:db8::1"), ("health", "::1")])
 def test_an_error_has_an_ipv6_address_in_brackets(command: str, host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`serve` cannot bind an address of the documentation's network, and nothing listens on port 1."""
-    assert 1 == main([command, "--host", host, "--port", "1"])
+    """`serve` cannot bind an address of the documentation's network, and nothing listens on port 1. Both commands take the same flags."""
+    assert 1 == main([command, "--host", host, "--port", "1", "--models", "models"])
     assert f"[{host}]:1 (" in capsys.readouterr().err
 
 
