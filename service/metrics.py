@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics, generate_latest, values
-from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -33,13 +32,9 @@ class ProcessMetrics(Collector):
     reset.
     """
 
-    def __init__(self, process_ids: Sequence[int] = (), replaced: Sequence[int] = (0, 0)) -> None:
-        """Takes the process ids of the workers, by index, which are 0 while a worker does not run; by default that of this process.
-
-        `replaced` has the numbers of workers that were replaced because they ended, and because they hung.
-        """
+    def __init__(self, process_ids: Sequence[int] = ()) -> None:
+        """Takes the process ids of the workers, by index, which are 0 while a worker does not run; by default that of this process."""
         self._process_ids = process_ids or (os.getpid(),)
-        self._replaced = replaced
 
     def collect(self) -> Iterable[Metric]:
         """Returns all metric families with their current values."""
@@ -51,14 +46,7 @@ class ProcessMetrics(Collector):
                 family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
                 for sample in metric.samples:
                     family.add_sample(sample.name, {"worker": str(index)}, sample.value)
-        replaced = CounterMetricFamily(
-            "bertserve_workers_replaced_total",
-            "Workers replaced because they exited or hung.",
-            labels=["reason"],
-        )
-        for reason, count in zip(("ended", "hung"), self._replaced, strict=True):
-            replaced.add_metric([reason], count)
-        return [*families.values(), replaced]
+        return families.values()
 
 
 # from a run of a short text on a GPU to the default deadline
@@ -73,10 +61,10 @@ UNKNOWN = "unknown"
 disable_created_metrics()  # type: ignore[no-untyped-call]  # each collector would have a second, unused series
 
 
-def use_worker_files(folder: Path, index: int) -> None:
-    """Stores the values of all metrics that this process creates from now on in files, where other workers can read them.
+def use_worker_files(folder: Path, index: int | str) -> None:
+    """Stores the values of all metrics that this process creates from now on in files, where the workers can read them.
 
-    The index of the worker is in the names of its files, and a later worker with the same index continues them.
+    The index of the worker, or `arbiter`, is in the names of its files, and a later worker with the same index continues them.
     """
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
@@ -163,6 +151,9 @@ class Metrics:
         self.loop_lag = self._histogram("event_loop_lag_seconds", "Delay of the event loop in seconds, sampled once per second.")
         self.workers = self._max_gauge("workers", "Configured workers.")
         self.ready_workers = self._sum_gauge("ready_workers", "Workers that accept requests.")
+        self.workers_replaced = self._counter("workers_replaced_total", "Workers replaced because they exited or hung.", ("reason",))
+        for reason in ("ended", "hung"):
+            self.workers_replaced.labels(reason)  # a series from the start, whose first increase can be seen
         self.build_info = self._max_gauge(
             "build_info", "Always 1; the labels hold the versions.", ("version", "onnxruntime", "python", "provider")
         )

@@ -66,7 +66,9 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
         self, settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None], folder: Path
     ) -> None:
         self.work, self.folder = work, folder
-        self.process_ids, self.replaced = RawArray("q", settings.workers), RawArray("q", 2)
+        self.process_ids = RawArray("q", settings.workers)
+        use_worker_files(folder, "arbiter")
+        self.metrics = Metrics(folder)
         self.failure: StartError | None = None
         self.all_were_ready = False
         self._on_ready = on_ready
@@ -110,7 +112,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
         self.process_ids[worker.index] = 0
         if not self.LISTENERS:  # the service stops
             return
-        self.replaced[worker.aborted] += 1
+        self.metrics.workers_replaced.labels("hung" if worker.aborted else "ended").inc()
         if not worker.is_ready:
             error = worker.report or StartError(f"worker {worker.index} ended before it was ready; the log may say why.")
             if not any(other.is_ready for other in self.WORKERS.values()):
@@ -153,7 +155,7 @@ class _Worker(Worker):  # type: ignore[misc]
         arbiter = self.app
         arbiter.process_ids[self.index] = os.getpid()
         use_worker_files(arbiter.folder, self.index)
-        metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids, arbiter.replaced))
+        metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids))
         try:
             code = arbiter.work(self._report_writer.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
