@@ -20,7 +20,7 @@ from bertserve.service.api.application import Application
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.body import json_text
 from bertserve.service.cli import BertServe, Score
-from bertserve.service.errors import BertServeError, CallerError, HttpError, StartError
+from bertserve.service.errors import HTTP_ERRORS, BertServeError, CallerError, HttpError, RefusedError, StartError
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import build
@@ -99,10 +99,15 @@ def tasks() -> list[TaskSpec]:
     return list(TASKS.values())
 
 
-def error_types() -> list[type[BertServeError]]:
-    """Returns the errors that a request can get, except those of HTTP."""
-    classes = {*CallerError.__subclasses__(), *BertServeError.__subclasses__()} - {CallerError, StartError, HttpError}
-    return sorted(classes, key=lambda kind: kind.__name__)
+def errors() -> list[BertServeError]:
+    """Returns an error of each type that a request can get, except internal errors."""
+    special = {CallerError, StartError, HttpError, RefusedError}
+    classes = {*CallerError.__subclasses__(), *BertServeError.__subclasses__()} - special
+    return [
+        *(kind("what is wrong") for kind in sorted(classes, key=lambda kind: kind.__name__)),
+        *(HttpError(status, "what is wrong") for status in HTTP_ERRORS),
+        RefusedError("what is wrong", reason="queue_full", retry_after_s=1.2),
+    ]
 
 
 def limits() -> Mapping[str, int]:

@@ -194,32 +194,28 @@ class InvalidParameterError(InvalidValueError):
 
 
 CLIENT_GONE = 499  # the status if the caller closed the connection while it waited; HTTPStatus has none for it
-# The error types of `HttpError` by status, and the headers of their answers. After a slow request the rest may never come, so the
+# The error type of `HttpError` by status, and headers of its answers. After a slow request the rest of the body may never arrive, so the
 # connection closes.
-HTTP_ERRORS: Mapping[int, str] = {
-    HTTPStatus.UNAUTHORIZED: "unauthorized",
-    HTTPStatus.FORBIDDEN: "forbidden",
-    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
-    HTTPStatus.REQUEST_TIMEOUT: "too_slow",
-    HTTPStatus.CONFLICT: "conflict",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "content_encoding",
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "head_too_large",
-    CLIENT_GONE: "client_gone",
-}
-_HTTP_HEADERS: Mapping[int, Mapping[str, str]] = {
-    HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Bearer"},
-    HTTPStatus.REQUEST_TIMEOUT: {"Connection": "close"},
+HTTP_ERRORS: Mapping[int, tuple[str, Mapping[str, str]]] = {
+    HTTPStatus.UNAUTHORIZED: ("unauthorized", {"WWW-Authenticate": "Bearer"}),
+    HTTPStatus.FORBIDDEN: ("forbidden", {}),
+    HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", {}),
+    HTTPStatus.REQUEST_TIMEOUT: ("too_slow", {"Connection": "close"}),
+    HTTPStatus.CONFLICT: ("conflict", {}),
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: ("content_encoding", {}),
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: ("head_too_large", {}),
+    CLIENT_GONE: ("client_gone", {}),
 }
 
 
 class HttpError(CallerError):
     """The request fails because of its API key, method, headers or speed, independent of its body."""
 
-    def __init__(self, status: int, template: str, /, **values: Any) -> None:
-        """Creates the error with a status of `HTTP_ERRORS`."""
+    def __init__(self, status: int, template: str, /, *, headers: Mapping[str, str] = {}, **values: Any) -> None:
+        """Creates the error with a status of `HTTP_ERRORS`, and with further headers of its answer."""
         super().__init__(template, **values)
-        self.status, self.error_type = int(status), HTTP_ERRORS[status]
-        self.headers = _HTTP_HEADERS.get(status, {})
+        self.error_type, status_headers = HTTP_ERRORS[status]
+        self.status, self.headers = int(status), {**status_headers, **headers}
 
 
 class RefusedError(BertServeError):

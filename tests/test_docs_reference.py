@@ -12,7 +12,7 @@ from bertserve.service.body.reading import read_as
 from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle.calibration import Record
 from bertserve.service.bundle.manifest import Manifest  # its import defines all records
-from bertserve.service.errors import HTTP_ERRORS, BertServeError, CallerError
+from bertserve.service.errors import BertServeError, CallerError
 from bertserve.service.tasks.catalog import TASKS
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -35,7 +35,7 @@ def items(record: type[Record]) -> dict[str, str]:
 def test_every_error_is_described() -> None:
     rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", section("http-api.md", "Errors"), re.MULTILINE)
 
-    types = {*((error.status, error.error_type) for error in (*facts.error_types(), BertServeError)), *HTTP_ERRORS.items()}
+    types = {(error.status, error.error_type) for error in (*facts.errors(), BertServeError)}
     assert sorted(types) == sorted((int(status), error_type) for status, error_type in rows)
 
 

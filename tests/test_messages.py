@@ -8,7 +8,7 @@ from bertserve.service import errors
 from bertserve.service.errors import BertServeError, StartError
 
 SERVICE = Path(errors.__file__).parent
-OPTIONS = {"reason", "retry_after_s"}  # arguments of errors that are not values of the template
+OPTIONS = {"headers", "reason", "retry_after_s"}  # arguments of errors that are not values of the template
 
 
 def kinds(kind: type[BertServeError]) -> set[str]:

@@ -170,10 +170,10 @@ class Application:
                 methods |= route.methods
         path = CallerValue(scope["path"])
         if methods:
-            allowed = ", ".join(sorted(methods))
-            error = HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "`{path}` takes only {allowed}; see /docs.", path=path, allowed=allowed)
-            error.headers = {"Allow": allowed}
-            raise error
+            allow = ", ".join(sorted(methods))
+            raise HttpError(
+                HTTPStatus.METHOD_NOT_ALLOWED, "`{path}` takes only {allow}; see /docs.", headers={"Allow": allow}, path=path, allow=allow
+            )
         raise NotFoundError(
             "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",
             path=path,

@@ -20,7 +20,6 @@ import slow
 import tiny
 from balanced import Balanced, balanced, entries
 from bertserve.service.api.routes import LINES_TYPES
-from bertserve.service.errors import HTTP_ERRORS
 from bertserve.service.settings import Settings, parse
 from conftest import wait_until
 from manifests import ROOT
@@ -116,7 +115,7 @@ def test_errors_of_the_proxies_have_the_format_of_the_service() -> None:
     documents = re.findall(r"lf-string '([^']+)'", HAPROXY)
     documents += [f'{{"error":{text},"request_id":""}}' for text in re.findall(r"^ +\S+ '(\"[^']+)';$", NGINX, re.MULTILINE)]
     assert 12 + 10 == len(documents)
-    error_types = {*(error.error_type for error in facts.error_types()), *HTTP_ERRORS.values()}
+    error_types = {error.error_type for error in facts.errors()}
     for document in map(json.loads, documents):
         assert ["error", "error_type", "request_id"] == list(document)
         assert document["error"].endswith(".")

@@ -14,14 +14,10 @@ from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import response
 from bertserve.service.api.fastapi_app import ErrorBody
 from bertserve.service.body.json_text import to_json
-from bertserve.service.errors import HTTP_ERRORS, BertServeError, HttpError, RefusedError
+from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.tasks.catalog import TASKS
 
-ERRORS: list[BertServeError] = [
-    *(kind("what was wrong") for kind in facts.error_types() if kind is not RefusedError),
-    *(HttpError(status, "what was wrong") for status in HTTP_ERRORS),
-    RefusedError("what was wrong", reason="queue_full", retry_after_s=1.2),
-]
+ERRORS = facts.errors()
 
 
 def test_every_error_of_a_request_has_its_own_status_and_type() -> None:
@@ -32,7 +28,7 @@ def test_every_error_of_a_request_has_its_own_status_and_type() -> None:
 def test_every_error_response_has_the_same_fields(error: BertServeError) -> None:
     answer = response(error, "r-1")
     body = ErrorBody.model_validate_json(answer.body)
-    assert {"error": "what was wrong", "error_type": error.error_type, "request_id": "r-1"} == body.model_dump()
+    assert {"error": error.message, "error_type": error.error_type, "request_id": "r-1"} == body.model_dump()
     assert error.status == answer.status_code
     assert answer.body == to_json(json.loads(answer.body))  # the same style as other answers
 
