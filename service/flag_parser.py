@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from itertools import takewhile
 from typing import Any, NoReturn
 
 from bertserve.service.errors import did_you_mean
@@ -47,17 +46,11 @@ class FlagParser(argparse.ArgumentParser):
         return self.commands
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Returns the arguments; it checks the words first, because argparse would report missing arguments before unknown flags."""
+        """Returns the arguments, all of which are known."""
         words = sys.argv[1:] if args is None else list(args)
-        if self.commands is not None:  # further words belong to the command
-            if words and not words[0].startswith("-") and words[0] not in self.commands.choices:
-                hint = did_you_mean(words[0], self.commands.choices, "see --help.", name_format="{}")
-                self.error(f"unknown command `{words[0]}`; {hint}")
-        else:
-            for word in takewhile(lambda word: word != "--", words):
-                flag = word.partition("=")[0]
-                if flag.startswith("--") and not any(known.startswith(flag) for known in self.flags):
-                    self._refuse(flag)
+        if self.commands is not None and words and not words[0].startswith("-") and words[0] not in self.commands.choices:
+            hint = did_you_mean(words[0], self.commands.choices, "see --help.", name_format="{}")
+            self.error(f"unknown command `{words[0]}`; {hint}")
         arguments, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self._refuse(unknown[0])
