@@ -10,12 +10,9 @@ from __future__ import annotations
 import math
 import os
 import platform
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics, generate_latest, values
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -164,7 +161,7 @@ class Metrics:
         self.load_seconds = self._histogram(
             "model_load_seconds",
             "Seconds per step of loading a model: files verified (verify), sessions created and warmed up (load).",
-            ("model", "step", "outcome"),
+            ("model", "step"),
             buckets=LOAD_SECONDS_BUCKETS,
         )
 
@@ -173,16 +170,6 @@ class Metrics:
         self.build_info.labels(__version__, onnxruntime, platform.python_version(), provider).set(1)
         self.workers.set(workers)
         self.threads.set(threads)
-
-    @contextmanager
-    def timed_load(self, model: str, step: Literal["verify", "load"]) -> Iterator[None]:
-        """Records the seconds of the block as a step of loading a model, and whether it raised an error."""
-        start, outcome = time.perf_counter(), "failed"
-        try:
-            yield
-            outcome = "ok"
-        finally:
-            self.load_seconds.labels(model, step, outcome).observe(time.perf_counter() - start)
 
     def forget_reference(self, model: str) -> None:
         """Sets the reference of a model to NaN: it is unloaded or replaced. Workers cannot remove a series, and 0 would look like drift."""

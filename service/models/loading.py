@@ -72,12 +72,12 @@ def load_model(path: Path, served: Model | None = None, *, settings: ModelSettin
     Raises:
         StartError: A file does not match the manifest, or as `open_bundle`.
     """
-    with metrics.timed_load(path.name, "verify"):
+    with metrics.load_seconds.labels(path.name, "verify").time():
         bundle = files.load_bundle(path)
     if served is not None and served.bundle.version == bundle.version:
         return served
     manifest = bundle.manifest
-    with metrics.timed_load(path.name, "load"):
+    with metrics.load_seconds.labels(path.name, "load").time():
         graph, tokenizer, engine = open_bundle(bundle, settings)
         cost_model = CostModel(manifest.flops)
         # these are run if the graph has no shape plan; short runs show the fixed cost of a run
