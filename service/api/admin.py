@@ -29,23 +29,13 @@ from bertserve.service.errors import HttpError, NotFoundError, UnavailableError,
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
+from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import TaskSpec
 
 T = TypeVar("T")
 audit_log = logging.getLogger("bertserve.audit")
 _NAMED = "/models/{name}"
-# the settings that a caller must know
-_PUBLIC_SETTINGS = {
-    "max_inputs",
-    "max_chars",
-    "max_top_k",
-    "max_body_bytes",
-    "max_stream_requests",
-    "max_concurrent",
-    "timeout_ms",
-    "max_timeout_ms",
-}
 
 
 def routers(state: AppState) -> list[APIRouter]:
@@ -178,8 +168,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
             {
                 "name": "bertserve",
                 "version": __version__,
-                "limits": state.settings.model_dump(include=_PUBLIC_SETTINGS | {"max_queue_tokens"})
-                | {"max_batch_tokens": state.scheduler.queue.max_batch_tokens, "threads": state.total_threads},
+                "limits": {**_limits(state), "threads": state.total_threads},
                 "worker": {
                     "index": state.worker_index,
                     "workers": state.settings.workers,
@@ -190,7 +179,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
                 "machine": {
                     "cpu": cpu,
                     "onnxruntime": sessions.VERSION,
-                    "requested_provider": _requested_provider(state),
+                    "requested_provider": state.settings.provider,
                     "provider": state.provider,
                     "gpu": None
                     if state.provider == "cpu"
@@ -236,7 +225,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         **({} if manifest.tokenizer.mask is None else {"mask_token": manifest.tokenizer.mask.token}),
         **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
         **({"attention_heads": list(manifest.attention_heads)} if manifest.attention_heads else {}),
-        "requested_provider": _requested_provider(state),
+        "requested_provider": state.settings.provider,
         "graph": {
             "file": graph.file,
             "sha256": graph.identity[:12],
@@ -245,16 +234,16 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         },
         "batch_invariant": graph.batch_invariant,
         **({} if graph.calibration is None else {"calibration": graph.calibration.model_dump()}),
-        "limits": {"max_tokens": manifest.tokenizer.max_length, **state.settings.model_dump(include=_PUBLIC_SETTINGS)},
+        "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state)},
         "metrics": [metric.model_dump() for metric in manifest.metrics],
         "validation": graph.validation.model_dump(),
         "source": manifest.source.model_dump(),
     }
 
 
-def _requested_provider(state: AppState) -> str:
-    provider = state.settings.provider
-    return state.provider if provider == "auto" else provider
+def _limits(state: AppState) -> dict[str, Any]:
+    names = {name for name in Settings.model_fields if name.startswith("max_") or name == "timeout_ms"}
+    return state.settings.model_dump(include=names) | {"max_batch_tokens": state.scheduler.queue.max_batch_tokens}
 
 
 def _json(value: Any) -> Response:

@@ -51,6 +51,8 @@ def test_info_has_the_limits(models: Path) -> None:
         "max_body_bytes": 4096,
         "max_stream_requests": 4,
         "max_concurrent": 1024,
+        "max_concurrent_per_key": None,
+        "max_header_bytes": 32768,
         "max_top_k": 100,
         "timeout_ms": 5,
         "max_timeout_ms": 6,
