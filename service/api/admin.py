@@ -38,34 +38,34 @@ audit_log = logging.getLogger("bertserve.audit")
 _NAMED = "/models/{name}"
 
 
-def routers(state: AppState) -> list[APIRouter]:
-    """Returns the routes, with one router for each access."""
-    probe_routes = guarded_router(Access.PROBE, tags=["health"])
-    key_routes = guarded_router(Access.KEY, tags=["models"])
-    admin_routes = guarded_router(Access.ADMIN, tags=["models"])
-    metrics_routes = guarded_router(Access.METRICS, tags=["health"])
+def create_admin_routers(state: AppState) -> list[APIRouter]:
+    """Returns a router for each access, with its routes."""
+    probe_router = guarded_router(Access.PROBE, tags=["health"])
+    key_router = guarded_router(Access.KEY, tags=["models"])
+    admin_router = guarded_router(Access.ADMIN, tags=["models"])
+    metrics_router = guarded_router(Access.METRICS, tags=["health"])
     for spec in TASKS.values():
-        _add_task(probe_routes, key_routes, state, spec)
-    _add_models(probe_routes, key_routes, state)
-    _add_changes(admin_routes, state)
-    _add_operations(probe_routes, key_routes, metrics_routes, state)
-    return [probe_routes, key_routes, admin_routes, metrics_routes]
+        _add_task(probe_router, key_router, state, spec)
+    _add_models(probe_router, key_router, state)
+    _add_changes(admin_router, state)
+    _add_operations(probe_router, key_router, metrics_router, state)
+    return [probe_router, key_router, admin_router, metrics_router]
 
 
-def _add_task(probe_routes: APIRouter, key_routes: APIRouter, state: AppState, spec: TaskSpec) -> None:
-    @key_routes.get(f"/{spec.path}/info", summary=f"Default model of /{spec.path}")
+def _add_task(probe_router: APIRouter, key_router: APIRouter, state: AppState, spec: TaskSpec) -> None:
+    @key_router.get(f"/{spec.path}/info", summary=f"Default model of /{spec.path}")
     async def info() -> Response:
         return _json(_describe(state, state.registry.for_task(spec.name)))
 
-    @probe_routes.get(f"/{spec.path}/health", summary=f"Readiness of /{spec.path}")
+    @probe_router.get(f"/{spec.path}/health", summary=f"Readiness of /{spec.path}")
     async def health() -> Response:
         return _health(state, state.registry.defaults.get(spec.name, ""))
 
 
-def _add_models(probe_routes: APIRouter, key_routes: APIRouter, state: AppState) -> None:
+def _add_models(probe_router: APIRouter, key_router: APIRouter, state: AppState) -> None:
     created = int(time.time())  # OpenAI's clients show it; the creation time of a model is unknown
 
-    @key_routes.get("/models", summary="All loaded models, in brief")
+    @key_router.get("/models", summary="All loaded models, in brief")
     async def models() -> Response:
         served = state.registry.models
         described = [_summary(state, model) for model in served.values()]
@@ -73,17 +73,17 @@ def _add_models(probe_routes: APIRouter, key_routes: APIRouter, state: AppState)
         # one model per line, for people
         return Response(b"[%s]\n" % b",\n ".join(map(to_json, described + broken)), media_type="application/json")
 
-    @key_routes.get(_NAMED, summary="One model in detail")
-    @key_routes.get(f"{_NAMED}/info", summary="One model in detail")
+    @key_router.get(_NAMED, summary="One model in detail")
+    @key_router.get(f"{_NAMED}/info", summary="One model in detail")
     async def model_info(name: str) -> Response:
         return _json(_describe(state, state.registry.get(name)))
 
-    @key_routes.get("/v2/models/{name}", summary="Inputs and outputs of a model", tags=["open inference"])
+    @key_router.get("/v2/models/{name}", summary="Inputs and outputs of a model", tags=["open inference"])
     async def model_metadata(name: str) -> Response:
         return _json(metadata(state.registry.get(name)))
 
-    @probe_routes.get(f"{_NAMED}/health", summary="Readiness of one model")
-    @probe_routes.get("/v2/models/{name}/ready", summary="Readiness of a model", tags=["open inference"])
+    @probe_router.get(f"{_NAMED}/health", summary="Readiness of one model")
+    @probe_router.get("/v2/models/{name}/ready", summary="Readiness of a model", tags=["open inference"])
     async def model_health(name: str) -> Response:
         return _health(state, name)
 
@@ -92,23 +92,23 @@ def _add_models(probe_routes: APIRouter, key_routes: APIRouter, state: AppState)
         kserve_keys = {"task": model.task, "name": model.name, "ready": state.scheduler.ready}
         return {"id": model.name, "object": "model", "created": created, "owned_by": "bertserve", **kserve_keys}
 
-    @key_routes.get("/v1/models", summary="All models, in OpenAI's format")
+    @key_router.get("/v1/models", summary="All models, in OpenAI's format")
     async def openai_models() -> Response:
         served = state.registry.models.values()
         return _json({"object": "list", "data": [in_openai_format(model) for model in served], "models": [model.name for model in served]})
 
-    @key_routes.get("/v1/models/{name}", summary="One model, in OpenAI's format")
+    @key_router.get("/v1/models/{name}", summary="One model, in OpenAI's format")
     async def openai_model(name: str) -> Response:
         return _json(in_openai_format(state.registry.get(name)))
 
 
-def _add_changes(admin_routes: APIRouter, state: AppState) -> None:
-    @admin_routes.post(f"{_NAMED}/reload", summary="Load or reload a model from its folder (admin key)")
-    @admin_routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
+def _add_changes(admin_router: APIRouter, state: AppState) -> None:
+    @admin_router.post(f"{_NAMED}/reload", summary="Load or reload a model from its folder (admin key)")
+    @admin_router.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
     async def load(name: str, request: Request) -> Response:
         return _json(_describe(state, await _audit(state, request.scope, name, state.reloader.load)))
 
-    @admin_routes.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
+    @admin_router.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
     async def unload(name: str, request: Request) -> Response:
         await _audit(state, request.scope, name, state.reloader.unload)
         return _json({"name": name, "unloaded": True})
@@ -147,22 +147,22 @@ def _is_known(state: AppState, name: str) -> bool:
     return name in state.registry.models or name in state.registry.broken
 
 
-def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_routes: APIRouter, state: AppState) -> None:
-    @probe_routes.get("/v2/health/live", summary="Liveness: the process runs", tags=["open inference"])
-    @probe_routes.get("/health/live", summary="Liveness: the process runs")
+def _add_operations(probe_router: APIRouter, key_router: APIRouter, metrics_router: APIRouter, state: AppState) -> None:
+    @probe_router.get("/v2/health/live", summary="Liveness: the process runs", tags=["open inference"])
+    @probe_router.get("/health/live", summary="Liveness: the process runs")
     async def live() -> Response:
         return _json({"live": True})
 
-    @probe_routes.get("/health", summary="Readiness: requests are answered")
-    @probe_routes.get("/health/ready", summary="Readiness: requests are answered")
-    @probe_routes.get("/v2/health/ready", summary="Readiness: requests are answered", tags=["open inference"])
-    @probe_routes.get("/ping", summary="Readiness, for SageMaker")
+    @probe_router.get("/health", summary="Readiness: requests are answered")
+    @probe_router.get("/health/ready", summary="Readiness: requests are answered")
+    @probe_router.get("/v2/health/ready", summary="Readiness: requests are answered", tags=["open inference"])
+    @probe_router.get("/ping", summary="Readiness, for SageMaker")
     async def ready() -> Response:
         return _health(state)
 
     cpu = cpu_name()
 
-    @key_routes.get("/info", summary="Version, limits, machine and models")
+    @key_router.get("/info", summary="Version, limits, machine and models")
     async def info() -> Response:
         return _json(
             {
@@ -189,12 +189,12 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
             }
         )
 
-    @key_routes.get("/v2/", include_in_schema=False)
-    @key_routes.get("/v2", summary="Name and version of the service", tags=["open inference"])
+    @key_router.get("/v2/", include_in_schema=False)
+    @key_router.get("/v2", summary="Name and version of the service", tags=["open inference"])
     async def server() -> Response:
         return _json({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})
 
-    @metrics_routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
+    @metrics_router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         state.measure()
         # a page reads the files of all workers, and a page with many series takes a while to write

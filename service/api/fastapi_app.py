@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from bertserve.service import __version__
 from bertserve.service.api import error_responses, playground
-from bertserve.service.api.admin import routers as admin_routers
+from bertserve.service.api.admin import create_admin_routers
 from bertserve.service.api.request import REQUEST_KEY
 from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, guarded_router, inference_routes
 from bertserve.service.auth import Access
@@ -72,7 +72,7 @@ def create_fastapi(state: AppState) -> FastAPI:
         redoc_url=None,
     )
     app.router.routes.extend(inference_routes())
-    for router in (*admin_routers(state), playground.router(root_path), _docs_router()):
+    for router in (*create_admin_routers(state), playground.create_router(root_path), _create_docs_router()):
         app.router.routes.extend(router.routes)
     app.add_exception_handler(Exception, _respond_to_error)
     _add_description(app, requires_key=state.auth.requires_key)
@@ -84,9 +84,9 @@ async def _respond_to_error(request: Request, error: Exception) -> Response:
     return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["path"])
 
 
-def _docs_router() -> APIRouter:
-    """Returns the routes of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files."""
-    routes = guarded_router(Access.PUBLIC, include_in_schema=False)
+def _create_docs_router() -> APIRouter:
+    """Returns the router of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files."""
+    router = guarded_router(Access.PUBLIC, include_in_schema=False)
     page_html = get_swagger_ui_html(
         openapi_url="openapi.json",
         title="bertserve",
@@ -97,25 +97,25 @@ def _docs_router() -> APIRouter:
     files = resources.files("fastapi_swagger.resources")
     for name, media_type in _TYPES.items():
         headers = {"content-type": media_type, "cache-control": "max-age=3600"}
-        add_file(routes, f"/{_STATIC}/{name}", files.joinpath(name).read_bytes(), headers)
+        add_file(router, f"/{_STATIC}/{name}", files.joinpath(name).read_bytes(), headers)
 
-    @routes.get("/openapi.json")
+    @router.get("/openapi.json")
     async def openapi_document(request: Request) -> Response:
         return Response(await asyncio.to_thread(lambda: to_json(request.app.openapi())), media_type="application/json")
 
-    @routes.get("/docs")
+    @router.get("/docs")
     async def page() -> Response:
         return page_html
 
-    return routes
+    return router
 
 
 def _add_description(app: FastAPI, *, requires_key: bool) -> None:
     """Adds the schemas of bodies to the result of `app.openapi()`, and the key if callers need one."""
-    routes_only = app.openapi
+    describe_routes = app.openapi
 
     def openapi() -> dict[str, Any]:
-        schema = routes_only()
+        schema = describe_routes()
         kinds = dict.fromkeys([ErrorBody, *(body for route in app.routes if isinstance(route, InferenceRoute) for body in route.bodies)])
         modes = [(kind, "validation") for kind in kinds]
         _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
-_SLOW, _GONE = "the body is slow", "the client is gone"  # why a task is cancelled
+_BODY_TIMEOUT, _DISCONNECTED = "the body timed out", "the client disconnected"  # why a task is cancelled
 # Bodies and responses of more than this many bytes take turns on the event loop, because each can block it for up to 0.04 s.
 LARGE_BYTES = 2**17
 WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
@@ -132,7 +132,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
     chunks: list[bytes] = []
     task = asyncio.current_task()
     assert task is not None, "called outside a task. This is a bug."
-    timer = asyncio.get_running_loop().call_later(timeout_s, task.cancel, _SLOW)  # `asyncio.timeout` takes four times as long
+    timer = asyncio.get_running_loop().call_later(timeout_s, task.cancel, _BODY_TIMEOUT)  # `asyncio.timeout` takes four times as long
     try:
         while size <= limit:
             message = await receive()
@@ -144,7 +144,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
             if size <= limit and not message.get("more_body", False):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
     except asyncio.CancelledError as error:
-        if error.args != (_SLOW,):
+        if error.args != (_BODY_TIMEOUT,):
             raise
         task.uncancel()
         raise HttpError(
@@ -181,13 +181,13 @@ async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             continue
-        task.cancel(_GONE)
+        task.cancel(_DISCONNECTED)
 
     timer = loop.call_later(WATCH_AFTER_S, lambda: watchers.append(loop.create_task(watch())))
     try:
         return await work
     except asyncio.CancelledError as error:
-        if error.args != (_GONE,):
+        if error.args != (_DISCONNECTED,):
             raise
         task.uncancel()
         raise HttpError(CLIENT_GONE, "the client closed the connection before it was answered.") from None

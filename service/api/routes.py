@@ -119,10 +119,10 @@ def guarded_router(access: Access, **options: Any) -> APIRouter:
     return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, responses=_ERRORS, **options)
 
 
-def add_file(routes: APIRouter, path: str, content: bytes, headers: Mapping[str, str]) -> None:
+def add_file(router: APIRouter, path: str, content: bytes, headers: Mapping[str, str]) -> None:
     """Adds a route that answers with a file from memory: all clients share its bytes, and it needs no descriptor and no thread."""
 
-    @routes.get(path)
+    @router.get(path)
     async def file() -> Response:
         return Response(content, headers=headers)
 

@@ -68,7 +68,7 @@ def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks
     """Scores all blocks, and returns the exit code, which is 3 if rows were rejected."""
     total = scored = warned = 0
     start = time.perf_counter()
-    # lazy: a block starts when the loop asks for it, which is one block ahead
+    # A block starts when the loop asks for it. `pairwise` asks one block ahead, so that threads always have work.
     started = ((block, predictor.start(block.rows) if index >= parts.written else ()) for index, block in enumerate(blocks))
     with tqdm(total=source_stat.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
         for index, ((block, running), _) in enumerate(pairwise(chain(started, [(rows.RowBlock([], 0), ())]))):

@@ -66,7 +66,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begins a head; refuses a request that was sent before the response to the last one."""
         if self.cycle is not None and not self.cycle.response_complete:
-            raise MalformedRequestError("pipelined; no client sees this error.")
+            raise MalformedRequestError("pipelined request refused.")
         self._stop_timer()
         self._stage = HEAD
         super().on_message_begin()

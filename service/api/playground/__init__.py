@@ -21,9 +21,9 @@ POLICY = (
 )
 
 
-def router(root_path: str = "") -> APIRouter:
-    """Returns the routes of the page and its files; the URLs of the page are relative to the proxy's path prefix."""
-    routes = guarded_router(Access.PUBLIC, include_in_schema=False)
+def create_router(root_path: str = "") -> APIRouter:
+    """Returns the router of the page and its files; the URLs of the page are relative to the proxy's path prefix."""
+    router = guarded_router(Access.PUBLIC, include_in_schema=False)
     page = (_FOLDER / PAGE).read_bytes()
     if root_path:
         # without it, a browser at `/bert` without a final slash would resolve relative URLs against `/`
@@ -36,5 +36,5 @@ def router(root_path: str = "") -> APIRouter:
             "referrer-policy": "no-referrer",
             "cache-control": "no-cache",
         }
-        add_file(routes, "/" if name == PAGE else f"/playground/{name}", content, headers)
-    return routes
+        add_file(router, "/" if name == PAGE else f"/playground/{name}", content, headers)
+    return router
