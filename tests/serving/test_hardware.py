@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bertserve.export.validation.served_graph import cpu_instructions
 from bertserve.service.engine import hardware
 
 INTEL = (
@@ -27,7 +28,7 @@ def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str
     path = tmp_path / "cpuinfo"
     path.write_text(text)
 
-    assert instructions == hardware.cpu_instructions(path)
+    assert instructions == cpu_instructions(path)
     assert name == hardware.cpu_name(path)
 
 
