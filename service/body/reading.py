@@ -194,7 +194,7 @@ def _translate(error: ValidationError, example: Mapping[str, Any], body: type[Ta
         name, known = first["ctx"]["name"], first["ctx"]["known"]
         if body is not None and field_path == "parameters" and name in field_names(body):
             return InvalidValueError(
-                "`parameters` has no `{field}`; put it next to {known}.", field=name, known=quote_names(required_fields(body))
+                "`parameters` does not take `{field}`; put it next to {known}.", field=name, known=quote_names(required_fields(body))
             )
         return _unknown_name_error(name, f"`{field_path}`" if field_path else "the body", known)
     return _wrong_value_error(first, field_path, example)
@@ -209,14 +209,14 @@ def _unknown_name_error(
     """
     hint = did_you_mean(name.lower(), known, otherwise)
     remedy = f"{hint + ' Known' if hint else 'known'} names are {quote_names(known)}" if known else "leave it out"
-    return error_class("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
+    return error_class("{holder} does not take `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
 
 
 def _unknown_field_error(name: str, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name at the top of a body."""
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
-        return InvalidValueError("the body has no `{field}`; put it into `parameters`.", field=name)
+        return InvalidValueError("the body does not take `{field}`; put it into `parameters`.", field=name)
     hint = did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
     return _unknown_name_error(name, "the body", list(body.model_fields), otherwise=hint)
 

@@ -221,7 +221,7 @@ def test_an_unknown_parameter_gets_a_suggestion(api: Send, path: str) -> None:
             assert f"did you mean `{name}`?" in error_of_body(api, place, with_parameters(path, **{f"{name}x": 1}))
     for name in others:
         message = error_of_body(api, path, with_parameters(path, **{name: 1}))
-        assert message.startswith(f"`parameters` has no `{name}`; ")
+        assert message.startswith(f"`parameters` does not take `{name}`; ")
         assert all(f"`{parameter}`" in message for parameter in names)
 
 
