@@ -57,7 +57,7 @@ def build_parser() -> FlagParser:
         description="Load a service over HTTP and compare it with a raw ONNX Runtime loop. `bert-bench COMMAND --help` lists its flags.",
     )
     parser.add_argument("--version", action="version", version=f"bert-bench {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands = {}
     for name, text in COMMANDS.items():
         commands[name] = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")

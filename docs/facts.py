@@ -67,7 +67,7 @@ def score_settings() -> Mapping[str, FieldInfo]:
 
 def service_commands() -> list[str]:
     """Returns the commands of `bert-serve`."""
-    return [name.replace("_", "-") for name in BertServe.model_fields if name != "version"]
+    return [name.replace("_", "-") for name in BertServe.model_fields]
 
 
 def parsers() -> dict[str, FlagParser]:

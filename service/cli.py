@@ -19,10 +19,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag
+from pydantic import BaseModel, Field
+from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand
 
-from bertserve.service import __version__, listing
+from bertserve.service import listing
 from bertserve.service.auth import new_key
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import NAME_PATTERN
@@ -61,10 +61,8 @@ class Models(ModelSettings):
     as_json: bool = Field(False, validation_alias="json", description="Print all details as a JSON list.")
 
 
-class NewKey(BaseSettings):
+class NewKey(BaseModel):
     """Create an API key. It prints the key to stderr, and its line for the file of --api-key-file, which has only a digest, to stdout."""
-
-    model_config = CLI_CONFIG
 
     name: CliPositionalArg[str] = Field(description="Name of the key in logs and metrics.")
 
@@ -84,7 +82,6 @@ class BertServe(BaseSettings):
     )
     health: CliSubCommand[Settings] = Field(description="Check whether the service on this machine with the same settings is ready.")
     new_key: CliSubCommand[NewKey] = Field(description="Create an API key: print it to stderr, and its line for --api-key-file to stdout.")
-    version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
 
 
 def _score(command: Score) -> int:
@@ -157,9 +154,7 @@ def _with_one_model(command: Score) -> ScoreSettings:
 
 def _run(commands: BertServe) -> int:
     """Runs the command that is given; returns its exit code. Each import here is slow, and neither --help nor wrong flags need it."""
-    if commands.version:
-        print(f"bert-serve {__version__}")
-    elif commands.serve is not None:
+    if commands.serve is not None:
         from bertserve.service.server.serve import serve
 
         serve(commands.serve, with_sources)
@@ -183,10 +178,6 @@ def _run(commands: BertServe) -> int:
         key, line = new_key(commands.new_key.name)
         print(f"the API key, shown only once: {key}", file=sys.stderr)
         print(line)
-    else:
-        raise SettingsError(
-            "give a command, `serve`, `score`, `check`, `models`, `health` or `new-key`; `bert-serve --help` describes them."
-        )
     return 0
 
 

@@ -41,8 +41,8 @@ class FlagParser(argparse.ArgumentParser):
         return action
 
     def add_subparsers(self, **options: Any) -> Any:
-        """Adds subcommands, as in argparse."""
-        self.commands = super().add_subparsers(**options)
+        """Adds subcommands, as in argparse; one must be given."""
+        self.commands = super().add_subparsers(required=True, **options)
         return self.commands
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

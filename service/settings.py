@@ -22,6 +22,7 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as CommandLineError
 
+from bertserve.service import __version__
 from bertserve.service.errors import SettingsError, did_you_mean, requirement
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import ProviderChoice
@@ -318,10 +319,11 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
 
     Raises:
         SettingsError: A value is wrong, two values contradict each other, or a BERT_SERVE_* variable or a key of the file is unknown.
-        SystemExit: `--help`, or a flag or subcommand is unknown.
+        SystemExit: `--help`, `--version`, or a flag or subcommand is missing or unknown.
     """
     clean_environment()
     parser = FlagParser(prog="bert-serve", description=command.__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"bert-serve {__version__}")
     try:
         source = CliSettingsSource[Any](
             command,
