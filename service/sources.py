@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -163,20 +163,16 @@ def run_export(argv: Sequence[str], *, lock: int) -> int:
     Raises:
         SystemExit: A signal stopped both processes.
     """
+    # its output goes to stderr; in its own process group, so that Ctrl-C reaches it only once, from this process
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(lock,), process_group=0)  # noqa: S603 - no shell
     signals: list[int] = []
-    process: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, _: FrameType | None) -> None:
         signals.append(number)
-        if process is not None:
-            process.send_signal(number)
+        process.send_signal(number)
 
     previous_handlers = [(number, signal.signal(number, forward)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        # its output goes to stderr; in its own process group, so that Ctrl-C reaches it only once, from this process
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(lock,), process_group=0)  # noqa: S603 - no shell
-        for number in signals:
-            process.send_signal(number)
         code = process.wait()
     finally:
         for number, handler in previous_handlers:
@@ -255,7 +251,8 @@ def export_options(settings: ModelSettings) -> list[str]:
     """
     precision = settings.precision
     if settings.provider == "auto":
-        providers = ["cpu", *(name for name, record in PROVIDERS.items() if record.automatic and _is_installed(record.package))]
+        # by its metadata, because importing onnxruntime would start its threads
+        providers = ["cpu", *(name for name, record in PROVIDERS.items() if record.automatic and any(distributions(name=record.package)))]
     else:
         providers = ["cpu"] if settings.allow_provider_fallback and settings.provider != "cpu" else []
         providers.append(settings.provider)
@@ -275,28 +272,10 @@ def export_options(settings: ModelSettings) -> list[str]:
 
 
 def cache_folder(settings: ModelSettings) -> Path:
-    """Returns the folder of the cache: --cache-dir, or `bertserve` in the user's cache folder.
-
-    Raises:
-        SettingsError: The setting is empty, and the user has no cache folder.
-    """
+    """Returns the folder of the cache: --cache-dir, or `bertserve` in the user's cache folder."""
     if settings.cache_dir is not None:
         return settings.cache_dir
-    if user_cache := os.environ.get("XDG_CACHE_HOME"):
-        return Path(user_cache) / "bertserve"
-    try:
-        return Path.home() / ".cache" / "bertserve"
-    except RuntimeError as error:
-        raise SettingsError("--model needs a folder for its exports, and this user has no home directory; give --cache-dir.") from error
-
-
-def _is_installed(package: str) -> bool:
-    """Returns whether a package of onnxruntime is installed; importing it would start its threads."""
-    try:
-        distribution(package)
-    except PackageNotFoundError:
-        return False
-    return True
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "bertserve"
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -244,12 +243,7 @@ def test_the_default_cache_is_in_the_cache_folder_of_the_user(monkeypatch: pytes
 )
 def test_the_export_options_follow_from_the_settings(flags: str, options: str, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a runtime for GPUs, `--provider auto` uses CUDA if it is available."""
-
-    def distribution(package: str) -> None:
-        if not gpu:
-            raise PackageNotFoundError
-
-    monkeypatch.setattr(sources, "distribution", distribution)
+    monkeypatch.setattr(sources, "distributions", lambda name: [name] if gpu else [])
     arguments = export_options(parse(Settings, flags.split()))
 
     assert options.split() == arguments
