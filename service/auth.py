@@ -92,25 +92,14 @@ class Authenticator:
             The name of the request's key in its file; None if the route needs no key.
 
         Raises:
-            HttpError: The request has no key, or an unknown one (401); or the route needs an admin key, and the request has another key,
-                which the error has as its value `key`, or there are no admin keys (403).
+            HttpError: The header `Authorization` is missing, occurs twice, has another scheme, or has an unknown key (401); or the route
+                needs an admin key, and the request has another key, which the error has as its value `key`, or there are no admin keys (403).
         """
         admin = access is Access.ADMIN
         if not admin and (not self.requires_key or self._public.get(access, False)):
             return None
         if admin and _ADMIN_FLAG not in self._files:
             raise HttpError(HTTPStatus.FORBIDDEN, "model management is disabled; the operator can enable it with --admin-key-file.")
-        name, is_admin = self._identify(headers)
-        if admin and not is_admin:
-            raise HttpError(HTTPStatus.FORBIDDEN, "the key `{key}` cannot change models; send an admin key.", key=name)
-        return name
-
-    def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
-        """Returns the name of the key in the header `Authorization`, and whether it is an admin key.
-
-        Raises:
-            HttpError: The header is missing, occurs twice, has another scheme, or has an unknown key.
-        """
         values = [value for name, value in headers if name == b"authorization"]
         scheme, _, key = values[0].partition(b" ") if values else (b"", b"", b"")
         if len(values) != 1 or scheme.lower() != b"bearer":  # of several headers, a proxy may have checked another one
@@ -119,7 +108,9 @@ class Authenticator:
         for flag, digests in self._digests.items():
             # compares all digests, for constant time
             if names := [name for name, known_digest in digests.items() if hmac.compare_digest(known_digest, digest)]:
-                return names[-1], flag == _ADMIN_FLAG
+                if admin and flag != _ADMIN_FLAG:
+                    raise HttpError(HTTPStatus.FORBIDDEN, "the key `{key}` cannot change models; send an admin key.", key=names[-1])
+                return names[-1]
         raise HttpError(HTTPStatus.UNAUTHORIZED, "unknown API key; check it, or ask the operator for one.")
 
 
