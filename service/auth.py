@@ -92,8 +92,8 @@ class Authenticator:
             The name of the request's key in its file; None if the route needs no key.
 
         Raises:
-            HttpError: The header `Authorization` is missing, occurs twice, has another scheme or an unknown key (401); or the route needs an
-                admin key, and the request has another key, which the error has as its value `key`, or there are no admin keys (403).
+            HttpError: The header `Authorization` is missing, occurs twice, has another scheme or an unknown key (401); or the route needs
+                an admin key, and the request has another key, which the error has as its value `key`, or there are no admin keys (403).
         """
         admin = access is Access.ADMIN
         if not admin and (not self.requires_key or self._public.get(access, False)):
