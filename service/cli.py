@@ -31,8 +31,9 @@ from bertserve.service.flag_parser import drop_stdout
 from bertserve.service.settings import CLI_CONFIG, ModelSettings, ScoreSettings, Settings, parse
 from bertserve.service.sources import with_sources
 
-# Formats of `score` by the suffix of a file.
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+Format = Literal["jsonl", "csv", "tsv", "parquet"]
+# by the suffix of a file
+_FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 
 
 class Score(ScoreSettings):
@@ -42,10 +43,8 @@ class Score(ScoreSettings):
         description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, Parquet files or their folder."
     )
     output: CliPositionalArg[str] = Field(description="New file, whose name ends with its format; - is stdout. With --ray, a new folder.")
-    input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
-        None, description="Format of the input (default: from the file name)."
-    )
-    output_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
+    input_format: Format | None = Field(None, description="Format of the input (default: from the file name).")
+    output_format: Format | None = Field(
         None, description="Format of the output (default: from the file name; for stdout, that of the input)."
     )
     rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")

@@ -40,7 +40,6 @@ CLI_CONFIG = SettingsConfigDict(
 )
 # variables that enableServiceLinks of a pod sets: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR ...
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
-_SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
 _METAVARS = {"Path": "PATH", "str": "TEXT", "IPvAnyNetwork": "NETWORK", "int": "NUMBER", "float": "NUMBER"}
 _PATH_DEFAULT = re.compile(r"\(\w+Path\('(.*)'\),\)")
 
@@ -375,7 +374,7 @@ def clean_environment() -> None:
         if not name.startswith(ENV_PREFIX):
             continue
         setting = name.removeprefix(ENV_PREFIX)
-        if _SERVICE_LINK.fullmatch(setting) or (setting == "PORT" and _SERVICE_ADDRESS.match(value)):
+        if _SERVICE_LINK.fullmatch(setting) or (setting == "PORT" and value.startswith(("tcp://", "udp://", "sctp://"))):
             del os.environ[name]
         elif setting not in names:
             hint = did_you_mean(setting, names, "only flags of `bert-serve serve` have variables.", name_format=ENV_PREFIX + "{}")
