@@ -72,11 +72,9 @@ def _origin(value: str) -> str:
     return value
 
 
-_Separated = BeforeValidator(_split)
-Texts = Annotated[tuple[str, ...], NoDecode, _Separated]
-Paths = Annotated[tuple[Path, ...], NoDecode, _Separated]
-Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, _Separated]
-Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, _Separated]
+T = TypeVar("T")
+Separated = Annotated[tuple[T, ...], NoDecode, BeforeValidator(_split)]
+Origin = Annotated[str, AfterValidator(_origin)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
@@ -93,10 +91,8 @@ class ConfigFile(InitSettingsSource):
             return {}
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SettingsError(f"--config (or {ENV_PREFIX}CONFIG) is `{path}`, which cannot be read ({error.strerror}).") from error
-        except ValueError as error:
-            raise SettingsError(f"`{path}` is not TOML: {error}.") from error
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"--config (or {ENV_PREFIX}CONFIG) is `{path}`, which cannot be read as TOML: {error}.") from error
         known = Settings.model_fields.keys() - {"config"}
         if unknown := [name for name in values if name not in known]:
             hint = did_you_mean(unknown[0].replace("-", "_"), sorted(known), "see `bert-serve serve --help`, with `_` for `-`.")
@@ -114,10 +110,10 @@ class ModelSettings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, **CLI_CONFIG)
 
     config: Path | None = Field(None, description="TOML file with settings; flags and environment variables take precedence.")
-    models: Paths = Field(
+    models: Separated[Path] = Field(
         (Path("models"),), min_length=1, description="Folder of bundles, all of which are loaded; repeat the flag or separate with commas."
     )
-    model: Texts = Field(
+    model: Separated[str] = Field(
         (),
         description="SOURCE or NAME=SOURCE: a checkpoint folder, hub id (ID@REVISION) or bundle; a checkpoint is exported once, into the "
         "cache. Repeat the flag or separate with commas. Without --models, only these models are served.",
@@ -191,9 +187,7 @@ class ScoreSettings(ModelSettings):
         None, description="Name of the task or of its endpoint (default: the model's own, or the one that parameters or columns imply)."
     )
     columns: dict[str, str] = Field(
-        {},
-        description="INPUT=COLUMN of the task's inputs, such as text=review, or a JSON object (default: the columns with the names of "
-        "inputs).",
+        {}, description="INPUT=COLUMN of the task's inputs, such as text=review, or a JSON object (default: columns named like inputs)."
     )
     parameters: dict[str, Any] = Field({}, description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
@@ -268,9 +262,7 @@ class Settings(ModelSettings):
         default_factory=dict, description="TASK=NAME, separated by commas: default model of a task; needed if several models can answer it."
     )
     allow_implicit_default: bool = Field(
-        False,
-        description="If several models can be a task's default and --default names none, use the first by name; otherwise this is an "
-        "error.",
+        False, description="If several models can be a task's default and --default names none, use the first by name instead of failing."
     )
     admin_key_file: Path | None = Field(
         None, description="File with API keys that can load, reload and unload models; without it model management is disabled."
@@ -281,10 +273,10 @@ class Settings(ModelSettings):
         pattern="^(/[A-Za-z0-9._~-]+)*$",
         description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it.",
     )
-    forwarded_allow_ips: Networks = Field(
+    forwarded_allow_ips: Separated[IPvAnyNetwork] = Field(
         (), description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is used in the log."
     )
-    cors_origin: Origins = Field((), description="Origins, separated by commas, or *, whose pages can read answers in a browser.")
+    cors_origin: Separated[Origin] = Field((), description="Origins, separated by commas, or *, whose pages can read answers in a browser.")
     otlp_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$",
