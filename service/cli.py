@@ -92,7 +92,9 @@ def _score(command: Score) -> int:
         raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
     settings = _with_one_model(command)
     if command.ray is not None:
-        if unused := sorted(command.model_fields_set & {"input_format", "max_rejected", "output_format", "rejected", "threads"}):
+        # variables and the file can be for other commands
+        flags = command.model_fields_set - ScoreSettings.model_validate({"config": command.config}).model_fields_set
+        if unused := sorted(flags & {"input_format", "max_rejected", "output_format", "rejected", "threads"}):
             raise SettingsError(
                 "with --ray, files are Parquet, their column `error` has the errors, and actors have a thread per CPU; remove "
                 f"--{unused[0].replace('_', '-')}."

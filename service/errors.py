@@ -41,7 +41,7 @@ def requirement(error: Mapping[str, Any]) -> str:
     if error["type"] in _REQUIREMENTS:
         return _REQUIREMENTS[error["type"]]
     message = re.sub(r"\A\w+ should ", "must ", str(error["msg"]).removeprefix("Value error, ")).partition(" after validation")[0]
-    return message[:1].lower() + message[1:]
+    return (message[:1].lower() + message[1:]).replace("must be False", "must be false")  # as in JSON and TOML
 
 
 def describe_validation_error(error: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ _OTHER_FORMATS = {
     rb"\x1f\x8b": "it looks like gzip, so send it uncompressed",
     rb"\xff\xfe|\xfe\xff|.?\0": "it looks like UTF-16 and must be UTF-8",
     rb"[\w.%+-]+=|--": "it looks like a form",
-    rb"\{[^\n]*\}[ \r]*\n\s*\{": "it looks like JSON Lines, which need the header `content-type: application/x-ndjson`",
+    rb"\{[^\n]*\}[ \r]*\n\s*\{": "it looks like JSON Lines, which tasks take with the header `content-type: application/x-ndjson`",
 }
 
 B = TypeVar("B", bound=TaskBody)

@@ -31,7 +31,7 @@ MAX_PREPARE_CHARS = 2**24
 # adapt to the speed of the machine.
 MIN_HANG_S, HANG_FACTOR = 5, 20
 
-EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
+EXPIRED = "the request's deadline passed while it waited; send less at once, or raise `x-request-timeout-ms` or the body's `timeout`."
 
 
 class Scheduler:

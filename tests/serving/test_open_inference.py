@@ -235,6 +235,7 @@ GOOD = texts("inputs", "good")
         ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "`parameters.binary_data_output`"),
         ({"inputs": [GOOD], "parameters": {"timeout": 10**12}}, "`parameters.timeout`"),
         ({"inputs": [GOOD], "parameters": {"priority": 1}}, "`parameters.priority`"),
+        ({"inputs": [GOOD], "parameters": {"sequence_end": True}}, "false"),
         ({"inputs": [GOOD], "id": 5}, "`id`"),
     ],
 )

@@ -467,8 +467,12 @@ def test_blocks_without_an_entity_do_not_decide_the_type_of_predictions(tmp_path
 @pytest.mark.serial
 @pytest.mark.filterwarnings("ignore")
 def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a local cluster, with the public class in a pipeline and with `--ray`. A row without an answer has an error."""
-    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": tempfile.mkdtemp(prefix="ray")}.items():
+    """On a local cluster, with the public class in a pipeline and with `--ray`. A row without an answer has an error.
+
+    A variable that is for other commands is no error.
+    """
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": tempfile.mkdtemp(prefix="ray"), "BERT_SERVE_THREADS": "2"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     import ray
     from ray.data import read_parquet
