@@ -126,6 +126,7 @@ def test_the_health_command_uses_the_settings_of_the_service(models: Path, tmp_p
         monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", str(value))
     with running(models, tmp_path / "log") as server:
         monkeypatch.setenv("BERT_SERVE_PORT", server.url.rpartition(":")[2])
+        monkeypatch.setenv("BERT_SERVE_TIMEOUT_MS", "200000")  # as if a flag of serve had raised the maximum
         assert 0 == main(["health"])
     assert 1 == main(["health"])
 
