@@ -19,11 +19,11 @@ from bertserve.export import calibrate_cli, cli, verify_cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.body import json_text
+from bertserve.service.build import build
 from bertserve.service.cli import BertServe, Score
 from bertserve.service.errors import HTTP_ERRORS, BertServeError, CallerError, HttpError, RefusedError, StartError
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.metrics import Metrics
-from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import cost
 from bertserve.service.tasks.catalog import TASKS

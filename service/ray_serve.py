@@ -16,9 +16,9 @@ from ray.serve.config import AutoscalingContext
 from starlette.types import ASGIApp
 
 from bertserve.service.api.application import Application
+from bertserve.service.build import build
 from bertserve.service.errors import SettingsError
 from bertserve.service.logs import configure_logging
-from bertserve.service.models.build import build
 from bertserve.service.process import prepare_process
 from bertserve.service.settings import ENV_PREFIX, Settings, clean_environment
 from bertserve.service.sources import with_sources

@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from bertserve.service.api.application import Application
-from bertserve.service.models.build import build
+from bertserve.service.build import build
 from bertserve.service.settings import Settings
 from served_socket import client, listening
 

@@ -23,11 +23,11 @@ from bertserve.service.api.request import REQUEST_KEY, RequestContext
 from bertserve.service.api.routes import guarded_router
 from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
+from bertserve.service.build import AppState
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
 from bertserve.service.errors import HttpError, NotFoundError, UnavailableError, status_and_type
 from bertserve.service.metrics import UNKNOWN
-from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS

@@ -29,6 +29,7 @@ from bertserve.service.api.jsonl import LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, RequestContext, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import LINES_TYPES, GuardedRoute, InferenceRoute
 from bertserve.service.auth import Access
+from bertserve.service.build import AppState
 from bertserve.service.errors import (
     BertServeError,
     CallerValue,
@@ -40,7 +41,6 @@ from bertserve.service.errors import (
     UnavailableError,
 )
 from bertserve.service.metrics import UNKNOWN
-from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
 
 if TYPE_CHECKING:

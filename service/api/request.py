@@ -16,7 +16,7 @@ from bertserve.service.errors import CLIENT_GONE, CallerValue, HttpError, Malfor
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
-    from bertserve.service.models.build import AppState
+    from bertserve.service.build import AppState
     from bertserve.service.models.model import Model
     from bertserve.service.models.request_progress import Prediction
     from bertserve.service.tracing import RequestSpan

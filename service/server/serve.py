@@ -38,7 +38,7 @@ from bertserve.service.settings import Settings, address_of
 
 if TYPE_CHECKING:
     from bertserve.service.api.application import Application
-    from bertserve.service.models.build import AppState
+    from bertserve.service.build import AppState
     from bertserve.service.models.model import Model
 
 logger = logging.getLogger("bertserve")
@@ -120,7 +120,7 @@ def serve_models(
     threads have failed.
     """
     from bertserve.service.api.application import Application
-    from bertserve.service.models.build import build
+    from bertserve.service.build import build
 
     if settings.workers > 1:
         configure_logging(settings.log_format, index)

@@ -9,9 +9,9 @@ import torch
 from transformers import BertConfig
 
 import tiny
+from bertserve.service.build import AppState, build
 from bertserve.service.bundle import files
 from bertserve.service.engine.sessions import unavailable_reason
-from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from bundles import exported
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, edit_weights, naming, save

@@ -15,8 +15,8 @@ import pytest
 
 from bertserve.service.api.application import Application
 from bertserve.service.auth import Authenticator
+from bertserve.service.build import AppState, build
 from bertserve.service.engine.model_engines import ModelEngines
-from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 from served_socket import until

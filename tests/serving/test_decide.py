@@ -13,10 +13,10 @@ import pytest
 import tiny
 from app_client import call, error_of, keys, post, result, result_of, run_with_client
 from bertserve.service.auth import Authenticator
+from bertserve.service.build import build
 from bertserve.service.bundle import files
 from bertserve.service.check import check
 from bertserve.service.cli import main
-from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import metric
 from scored import read_rows

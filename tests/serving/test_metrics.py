@@ -6,7 +6,7 @@ from pathlib import Path
 import tiny
 from app_client import busy_client, fake_service, keys, serving, state_of
 from bertserve.service.auth import Authenticator
-from bertserve.service.models.build import build
+from bertserve.service.build import build
 from bertserve.service.settings import Settings
 from conftest import metric
 from fakes import FakeEngine

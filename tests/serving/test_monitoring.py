@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from app_client import run_with_client, serving, state_of
-from bertserve.service.models.build import build
+from bertserve.service.build import build
 from bertserve.service.settings import Settings
 from conftest import ROOT
 from replica import ServeProcess, running

@@ -280,7 +280,7 @@ def test_a_gpu_has_defaults_of_its_own(
 ) -> None:
     """The start says how many threads it has, and how large batches are; a plan with larger batches is cut."""
     monkeypatch.setattr(loading, "unavailable_reason", lambda provider, device_id: None)
-    monkeypatch.setattr("bertserve.service.models.build.usable_cores", lambda: 16)
+    monkeypatch.setattr("bertserve.service.build.usable_cores", lambda: 16)
     record_runs(monkeypatch, lambda feed: None, provider="cpu")
     plan = ShapePlan(buckets=(ShapeBucket(length=32, rows=(1, 128, 256, 512)),))
     changes = {"provider": "cuda", "precision": precision, "shapes": plan.model_dump(mode="json")}

@@ -16,9 +16,9 @@ import pytest
 import tiny
 from app_client import error_of, keys, run_with_client, serving, state_of
 from bertserve.service.auth import Authenticator
+from bertserve.service.build import AppState
 from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.models import loading
-from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
 from bertserve.service.models.reloader import without_folders
 from conftest import metric

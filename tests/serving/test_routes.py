@@ -17,7 +17,7 @@ from bertserve.service.api.application import Application
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.routes import GuardedRoute
 from bertserve.service.auth import Access, Authenticator
-from bertserve.service.models.build import AppState
+from bertserve.service.build import AppState
 from bertserve.service.tasks.catalog import TASKS
 
 NO_KEY, KEY, ADMIN_KEY = b"", b"Bearer swordfish", b"Bearer trident"

@@ -11,8 +11,8 @@ import pytest
 
 import tiny
 from app_client import assert_same, serving, state_of
+from bertserve.service.build import AppState
 from bertserve.service.engine.freed_memory import return_freed_memory
-from bertserve.service.models.build import AppState
 from fakes import record_runs
 
 MASKS = (1, 3, 2, 5, 1, 1, 4, 2)

@@ -127,7 +127,7 @@ def test_onnx_runtime_stores_no_device_id(models: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "CI", "XDG_"))}
-    code = "from bertserve.service.models.build import build; from bertserve.service.settings import Settings; build(Settings())"
+    code = "from bertserve.service.build import build; from bertserve.service.settings import Settings; build(Settings())"
     environment = outside | {"HOME": str(home), "BERT_SERVE_MODELS": str(models)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 

@@ -19,8 +19,8 @@ from app_client import assert_same, call, error_of, fake_service, posting, run_w
 from bertserve.service.api.application import Application
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
 from bertserve.service.api.request import LARGE_BYTES
+from bertserve.service.build import AppState
 from bertserve.service.errors import EngineError, RefusedError
-from bertserve.service.models.build import AppState
 from bertserve.service.models.request_progress import Prediction
 from conftest import metric
 from fakes import FakeEngine, record_runs

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from app_client import error_of, fake_service, serving
+from bertserve.service import build
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
-from bertserve.service.models import build
 from fakes import FakeEngine
 from scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
 

@@ -17,7 +17,7 @@ import pytest
 
 import slow
 from app_client import error_of, run_with_client
-from bertserve.service.models.build import build
+from bertserve.service.build import build
 from bertserve.service.settings import Settings
 from conftest import metric, wait_until
 from replica import BERT_SERVE, ServeProcess, running
