@@ -243,7 +243,7 @@ class Settings(ModelSettings):
     )
     max_stream_requests: int = Field(32, ge=1, le=4096, description="Maximum lines of one JSON Lines stream in progress.")
     timeout_ms: int = Field(30000, ge=1, description="Default deadline in ms: all inputs of a request must have started by then.")
-    max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline in ms that `x-request-timeout-ms` can set.")
+    max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline in ms that a request can set.")
     shutdown_timeout_s: float = Field(30, ge=0, description="Seconds to finish admitted requests during shutdown.")
     pre_stop_delay_s: float = Field(
         0, ge=0, description="Seconds to report not-ready before shutdown starts, so that load balancers stop sending traffic."
