@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from bertserve.service.body.json_text import parse
 from bertserve.service.body.task_body import TAGS, ClosedModel, Limits, TaskBody, field_names
 from bertserve.service.errors import (
+    SHOWN_CHARS,
     CallerValue,
     InvalidValueError,
     MalformedRequestError,
@@ -207,7 +208,7 @@ def _unknown_name_error(
 
     `holder` is the object that does not have it, and `otherwise` the hint if no known name is similar.
     """
-    hint = did_you_mean(name.lower(), known, otherwise)
+    hint = did_you_mean(name[:SHOWN_CHARS].lower(), known, otherwise)
     remedy = f"{hint + ' Known' if hint else 'known'} names are {quote_names(known)}" if known else "leave it out"
     return error_class("{holder} does not take `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
 
@@ -217,7 +218,7 @@ def _unknown_field_error(name: str, body: type[TaskBody]) -> InvalidValueError:
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
         return InvalidValueError("the body does not take `{field}`; put it into `parameters`.", field=name)
-    hint = did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
+    hint = did_you_mean(name[:SHOWN_CHARS].lower(), parameters, name_format="`{}` in `parameters`")
     return _unknown_name_error(name, "the body", list(body.model_fields), otherwise=hint)
 
 
