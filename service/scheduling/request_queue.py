@@ -168,7 +168,9 @@ class RequestQueue:
 
     def _check_wait(self, wait: float, own: float, time_left_s: float) -> None:
         """Checks a predicted wait; `own` are the predicted seconds of the request's earlier items, per thread."""
-        if wait and PREDICTION_ERROR * (wait + own) > time_left_s:  # an empty queue admits all, because a retry would be no better
+        # not `PREDICTION_ERROR * (wait + own)`: while short requests keep the wait at its limit, no list would be admitted
+        max_wait = max(min(time_left_s / PREDICTION_ERROR, time_left_s - PREDICTION_ERROR * own), 0.0)
+        if wait > max_wait:  # an empty queue admits all, because a retry would be no better
             raise RefusedError(
                 "the queue takes about {wait:.1f} s and the request itself {own:.1f} s, and its deadline is in {left:.1f} s; "
                 "try again later, send less at once, or allow more time.",
@@ -176,7 +178,7 @@ class RequestQueue:
                 own=own,
                 left=time_left_s,
                 reason="deadline",
-                retry_after_s=wait + own - time_left_s / PREDICTION_ERROR,
+                retry_after_s=wait - max_wait,
             )
 
     def _full_error(self, tokens: int, limit: int, remaining_s: float) -> RefusedError:

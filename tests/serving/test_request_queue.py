@@ -174,10 +174,23 @@ def test_a_request_is_refused_if_its_own_items_would_miss_its_deadline() -> None
     add(queue, *[8] * 4, deadline=5.0, runner=runner)
 
 
+def test_a_list_is_admitted_to_a_queue_that_is_as_long_as_it_can_be() -> None:
+    queue, runner = new_queue(), alone(0.01)
+    with pytest.raises(RefusedError):
+        while True:
+            add(queue, 8, deadline=5.0, runner=runner)
+    queue.take(0.0)
+    add(queue, *[8] * 10, deadline=5.0, runner=runner)
+
+
 def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -> None:
-    """A later attempt would have no better chance."""
+    """A later attempt would have no better chance, so an earlier one is told when the queue will be empty."""
     queue = new_queue()
-    assert {add(queue, *[10] * 5, deadline=1.0, runner=alone(1.0))} == queue.requests
+    first = add(queue, *[10] * 5, deadline=1.0, runner=alone(1.0))
+    assert {first} == queue.requests
+    with pytest.raises(RefusedError) as error:
+        queue.put(ScheduledRequest(alone(9.0), lambda results: (), 0.0, 10.0, 20), [(10, None)] * 2, 10.0)
+    assert 5.0 == error.value.retry_after_s
 
 
 def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
