@@ -85,8 +85,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.transport.holds_head = self.parser.get_method() != b"HEAD"  # for which no body follows
         self.headers = []  # for trailers, because the application decides access by the headers
-        self._stage = BODY
-        self._room += size
+        self._stage, self._room = BODY, self._room + size
 
     def on_body(self, body: bytes) -> None:
         """Passes on a part of a body. Chunks may have as many bytes of framing as of data."""
@@ -127,4 +126,5 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.send(self.refuse(error, self._stage == HEAD))
         if self._stage == BODY:
             self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()

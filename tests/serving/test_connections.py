@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from bertserve.service.api.request import until_disconnect
 from bertserve.service.errors import HttpError
+from bertserve.service.server import transport
 from served_socket import GET, answer, body_of, client, echo, everything, listening, until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -158,8 +159,9 @@ async def test_an_expected_continue_is_sent_when_the_body_is_read() -> None:
         assert (await everything(reader)).endswith(b"\r\n\r\n/ {}\n")
 
 
-async def test_a_body_that_is_no_longer_valid_during_its_answer_ends_the_connection() -> None:
-    """There is no second answer within the first one, and the application learns of the disconnect."""
+async def test_a_body_that_is_no_longer_valid_during_its_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no second answer within the first one. The application learns of it before the connection is closed."""
+    monkeypatch.setattr(transport, "LINGER_S", 100)
     disconnect = asyncio.Event()
 
     async def app(_: Scope, receive: Receive, send: Send) -> None:
