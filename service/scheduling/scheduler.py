@@ -353,7 +353,7 @@ class Scheduler:
         It counts its calls instead of reading a clock, so that no run counts as hung because the process was suspended.
         """
         with self._lock:  # a run that ends meanwhile is either answered or replaced
-            for thread in list(self._threads):
+            for thread in [thread for thread in self._threads if thread.is_alive()]:
                 seconds = self._seconds - thread.run_start
                 if seconds >= max(MIN_HANG_S, HANG_FACTOR * thread.predicted_s):
                     self._replace_hung(thread, seconds)

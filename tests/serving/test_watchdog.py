@@ -198,9 +198,9 @@ async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: WatchdogHarn
     assert task.exception() is not None
 
 
-@on_loop(threads=2)
-async def test_after_a_lost_device_only_another_process_helps(harness: Harness) -> None:
-    """All requests fail at once, also those that wait, and the batch does not run again in halves."""
+@on_loop(WatchdogHarness, threads=2)
+async def test_after_a_lost_device_only_another_process_helps(harness: WatchdogHarness) -> None:
+    """All requests fail at once, also those that wait, and the batch does not run again in halves. The failed run does not hang."""
     runs: list[Any] = []
 
     def lose(payloads: Sequence[Any]) -> Sequence[Any]:
@@ -219,3 +219,6 @@ async def test_after_a_lost_device_only_another_process_helps(harness: Harness) 
     assert not harness.scheduler.ready
     assert 1 <= len(runs) <= 2  # one per thread
     await asyncio.gather(*blockers, return_exceptions=True)  # the device may be lost before the second one is delivered
+    await harness.scheduler.stop(1.0)
+    harness.look(7)
+    assert 0 == harness.hangs
