@@ -103,10 +103,10 @@ class AppState:
     async def _tick(self) -> None:
         """Looks for runs that hang, and measures, once per second. Its delay is also the delay of other callbacks of the event loop."""
         while True:
+            self.on_tick()  # at once, because gunicorn does not watch a worker before its first beat
             due = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
             self.metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
-            self.on_tick()
             try:
                 self.measure()
                 self.scheduler.check_hung_runs()
