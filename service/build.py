@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bertserve.service import __version__
 from bertserve.service.auth import Authenticator
 from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle import files
@@ -132,7 +134,9 @@ def build(settings: Settings, auth: Authenticator | None = None, *, index: int =
     # two threads keep a GPU busy: one prepares a batch while the other one's runs
     total_threads = max(settings.threads or (cores if on_cpu else 2), settings.workers)
     threads = _share(total_threads, settings.workers, index)
-    metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=settings.workers, threads=threads)
+    metrics.build_info.labels(__version__, sessions.VERSION, platform.python_version(), provider).set(1)
+    metrics.workers.set(settings.workers)
+    metrics.threads.set(threads)
     queue = _queue(settings, index, threads, settings.batch_tokens("fp32" if on_cpu or settings.precision == "fp32" else "fp16"))
     # a GPU runs texts faster than two threads tokenize them
     prepare_threads = min(cores, 2) if on_cpu else max(cores // 2 // settings.workers, 1)

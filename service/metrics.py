@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -18,8 +17,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
-
-from bertserve.service import __version__
 
 
 class ProcessMetrics(Collector):
@@ -58,31 +55,24 @@ UNKNOWN = "unknown"
 disable_created_metrics()  # type: ignore[no-untyped-call]  # each collector would have a second, unused series
 
 
-def use_worker_files(folder: Path, index: int | str) -> None:
-    """Stores the values of all metrics that this process creates from now on in files, where the workers can read them.
-
-    The index of the worker, or `arbiter`, is in the names of its files, and a later worker with the same index continues them.
-    """
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
-
-
 class Metrics:
     """The collectors of one process, in their own registry."""
 
-    def __init__(self, folder: Path | None = None, processes: ProcessMetrics | None = None) -> None:
+    def __init__(self, folder: Path | None = None, writer: int | str = 0, process_ids: Sequence[int] = ()) -> None:
         """Creates the collectors.
 
         Args:
-            folder: The folder of `use_worker_files`, if there are several workers.
-            processes: The process metrics of all workers; by default of this process only.
+            folder: Folder for files with the values of all metrics that this process creates from now on, if there are several workers.
+            writer: The index of this worker, or `arbiter`: it is in the names of its files, and a later worker continues them.
+            process_ids: As `ProcessMetrics` takes them.
         """
-        self._registry = CollectorRegistry()
-        self._folder = folder
-        self.processes = processes or ProcessMetrics()
+        self._registry, self._folder = CollectorRegistry(), folder
+        self.processes = ProcessMetrics(process_ids)
         if folder is None:
             self._registry.register(self.processes)
-
+        else:
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+            values.ValueClass = values.MultiProcessValue(lambda: writer)  # type: ignore[no-untyped-call]
         self._counter = partial(Counter, namespace="bertserve", registry=self._registry)
         self._sum_gauge = partial(Gauge, namespace="bertserve", registry=self._registry, multiprocess_mode="livesum")
         self._max_gauge = partial(Gauge, namespace="bertserve", registry=self._registry, multiprocess_mode="livemax")
@@ -164,12 +154,6 @@ class Metrics:
             ("model", "step"),
             buckets=LOAD_SECONDS_BUCKETS,
         )
-
-    def describe_build(self, *, onnxruntime: str, provider: str, workers: int, threads: int) -> None:
-        """Sets the constant gauges: versions, the execution provider, the number of workers, and this worker's threads."""
-        self.build_info.labels(__version__, onnxruntime, platform.python_version(), provider).set(1)
-        self.workers.set(workers)
-        self.threads.set(threads)
 
     def forget_reference(self, model: str) -> None:
         """Sets the reference of a model to NaN: it is unloaded or replaced. Workers cannot remove a series, and 0 would look like drift."""

@@ -27,7 +27,7 @@ from gunicorn.workers.base import Worker
 from prometheus_client.multiprocess import mark_process_dead
 
 from bertserve.service.errors import StartError
-from bertserve.service.metrics import Metrics, ProcessMetrics, use_worker_files
+from bertserve.service.metrics import Metrics
 from bertserve.service.settings import Settings
 
 logger = logging.getLogger("bertserve.workers")
@@ -67,8 +67,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
     ) -> None:
         self.work, self.folder = work, folder
         self.process_ids = RawArray("q", settings.workers)
-        use_worker_files(folder, "arbiter")
-        self.metrics = Metrics(folder)
+        self.metrics = Metrics(folder, "arbiter")
         self.failure: StartError | None = None
         self.all_were_ready = False
         self._on_ready = on_ready
@@ -154,8 +153,7 @@ class _Worker(Worker):  # type: ignore[misc]
         os.environ.pop("NOTIFY_SOCKET", None)
         arbiter = self.app
         arbiter.process_ids[self.index] = os.getpid()
-        use_worker_files(arbiter.folder, self.index)
-        metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids))
+        metrics = Metrics(arbiter.folder, self.index, arbiter.process_ids)
         try:
             code = arbiter.work(self._report_writer.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
