@@ -127,7 +127,7 @@ class BenchReport:
     def verdicts(self) -> list[dict[str, Any]]:
         """The condition of each objective, the measured value, and whether it passed."""
         values = {objective: {**self.metrics, **self.results}.get(objective.metric) for objective in self.objectives}
-        return [{"condition": str(each), "measured": value, "passed": each.is_met(value)} for each, value in values.items()]
+        return [{"condition": str(objective), "measured": value, "passed": objective.is_met(value)} for objective, value in values.items()]
 
     def document(self) -> dict[str, Any]:
         """Returns the report as plain JSON values."""

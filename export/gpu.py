@@ -32,7 +32,7 @@ from bertserve.service.bundle.graph_spec import (
     Precision,
     ShapeBucket,
     ShapePlan,
-    in_ranges,
+    split_evenly,
 )
 from bertserve.service.bundle.manifest import VECTOR_OUTPUT
 from bertserve.service.providers import PROVIDERS, Provider
@@ -109,7 +109,7 @@ def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
     lengths = [*(length for length in _PLANNED_LENGTHS if length < max_length), max_length]
     max_rows = {
         length: max(GPU_BATCH_TOKENS // part[-1], 8 if ranges else 1)  # at least eight of the longest texts
-        for part in in_ranges(lengths, ranges or len(lengths))
+        for part in split_evenly(lengths, ranges or len(lengths))
         for length in part
     }
     buckets = tuple(ShapeBucket(length=n, rows=tuple(r for r in _PLANNED_ROWS if r <= max_rows[n])) for n in lengths)

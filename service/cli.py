@@ -176,9 +176,9 @@ def _run(commands: BertServe) -> int:
         prepare_process(commands.check)
         return asyncio.run(check(with_sources(commands.check)))
     elif commands.models is not None:
-        listed = [listing.describe(path) for path in files.find_bundles(with_sources(commands.models, export=False).models)]
-        print(json.dumps(listed, indent=1) if commands.models.as_json else listing.as_table(listed), flush=True)
-        return 1 if any("error" in model for model in listed) else 0
+        descriptions = [listing.describe(path) for path in files.find_bundles(with_sources(commands.models, export=False).models)]
+        print(json.dumps(descriptions, indent=1) if commands.models.as_json else listing.as_table(descriptions), flush=True)
+        return 1 if any("error" in model for model in descriptions) else 0
     elif commands.health is not None:
         from bertserve.service.health import check_readiness
 

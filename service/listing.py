@@ -34,12 +34,12 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def as_table(listed: Sequence[dict[str, Any]]) -> str:
+def as_table(descriptions: Sequence[dict[str, Any]]) -> str:
     """Returns a table with a line per model; the errors of unreadable manifests are on separate lines below."""
-    rows = [_HEADER, *(_row(model) for model in listed if "error" not in model)]
+    rows = [_HEADER, *(_row(model) for model in descriptions if "error" not in model)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, *(f"{model['name']}: {model['error']}" for model in listed if "error" in model)])
+    return "\n".join([*lines, *(f"{model['name']}: {model['error']}" for model in descriptions if "error" in model)])
 
 
 def _describe_graph(path: Path, graph: GraphSpec) -> dict[str, Any]:
@@ -58,6 +58,6 @@ def _describe_graph(path: Path, graph: GraphSpec) -> dict[str, Any]:
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
     labels, size = model["labels"], f"{model['size_bytes'] / 2**20:.1f}"
-    shown = ", ".join(label[:24] for label in labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
+    label_text = ", ".join(label[:24] for label in labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
     graphs = (f"{graph['provider']}/{graph['precision']}{'*' if graph['default'] else ''} {graph['summary']}" for graph in model["graphs"])
-    return model["name"], model["task"], shown, size, "; ".join(graphs), model["card"] or "none"
+    return model["name"], model["task"], label_text, size, "; ".join(graphs), model["card"] or "none"

@@ -257,7 +257,7 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
 
 
 def _attention_error(served: ServedGraph, input_: TextInput[attention.Maps], weights: NDArray[np.float32]) -> float:
-    [encoding] = next(attention.show_attention(input_, TaskModel(served.tokenizer, served.config))).encodings
+    [encoding] = next(attention.read_attention(input_, TaskModel(served.tokenizer, served.config))).encodings
     if weights.shape[-1] != len(encoding):
         raise GraphError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")
     [row] = served.engine.run([encoding])

@@ -22,7 +22,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.api import error_responses
-from bertserve.service.api.call import HEADER_LENGTH
+from bertserve.service.api.call import JSON_LENGTH_HEADER
 from bertserve.service.api.error_responses import ErrorLog
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.jsonl import LineStream
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 access_log = logging.getLogger("bertserve.access")
 
 _TIMEOUT = TIMEOUT_HEADER.encode()
-_ENCODINGS = {b"content-encoding", b"transfer-encoding"}
-_SINGLE = {b"content-type", b"content-encoding", _TIMEOUT, HEADER_LENGTH}
+_ENCODING_HEADERS = {b"content-encoding", b"transfer-encoding"}
+_SINGLE_HEADERS = {b"content-type", b"content-encoding", _TIMEOUT, JSON_LENGTH_HEADER}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _UNAUTHORIZED = HTTPStatus.INTERNAL_SERVER_ERROR.value, HTTPStatus.UNAUTHORIZED  # in Python 3.11, each look-up is a call
-_EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after", HEADER_LENGTH.decode())
+_EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
 
 class Application:
@@ -81,8 +81,9 @@ class Application:
         self._app: ASGIApp = self._respond
         # outside of the check of keys, because a browser sends its preflight request without a key
         if origins := state.settings.cors_origin:
+            exposed = (*_EXPOSED, JSON_LENGTH_HEADER.decode())
             self._app = CORSMiddleware(
-                self._respond, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED
+                self._respond, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=exposed
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,10 +116,10 @@ class Application:
             if request.status == 0:
                 await error_responses.response(error, request.id, scope["path"])(scope, receive, send)
 
-    def refuse(self, error: BertServeError, is_head: bool) -> Response:
-        """Returns the response to what the server refuses before its end; counts and logs a refused head, which no other method sees."""
+    def refuse(self, error: BertServeError, is_counted: bool) -> Response:
+        """Returns the response to what the server refuses before its end; counts and logs it if the application never sees the request."""
         request_id = f"{self._ids.getrandbits(128):032x}"
-        if is_head:
+        if is_counted:
             self._state.metrics.http_requests_by_status(error.status).inc()
             self._errors.write(error, {"request_id": request_id, "method": "-", "path": "-"})
         response = error_responses.response(error, request_id)
@@ -205,7 +206,7 @@ class Application:
                 request.task, request.model = route.task or UNKNOWN, UNKNOWN
             repeats_headers = len(request.headers) < len(scope["headers"])
             # most requests skip this call
-            if repeats_headers or scope["query_string"] or not _ENCODINGS.isdisjoint(request.headers):
+            if repeats_headers or scope["query_string"] or not _ENCODING_HEADERS.isdisjoint(request.headers):
                 _check_headers(request)
             timeout_header = request.headers.get(_TIMEOUT)
             timeout_s = state.settings.timeout_ms / 1000 if timeout_header is None else self._parse_timeout(timeout_header)
@@ -275,7 +276,7 @@ def _check_headers(request: RequestContext) -> None:
     """
     scope = request.scope
     names = [name for name, _ in scope["headers"]]
-    for name in _SINGLE:
+    for name in _SINGLE_HEADERS:
         if names.count(name) > 1:  # a proxy can have used the other one
             raise MalformedRequestError(
                 "the request has the header `{name}` {count} times; send it once.", name=name.decode(), count=names.count(name)

@@ -17,7 +17,7 @@ from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.step import ReadSpan
 
 MAX_WINDOWS_SHOWN = 64  # windows in the header `x-windows`
-HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
+JSON_LENGTH_HEADER = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 MIN_RETRY_S = 0.1  # seconds until a refused call asks again, at least
 
 
@@ -80,7 +80,7 @@ class Call:
             ),
         ]
         if tail_size:
-            headers.append((HEADER_LENGTH, b"%d" % size))
+            headers.append((JSON_LENGTH_HEADER, b"%d" % size))
         if prediction.truncated:
             headers.append((b"x-truncated", b"%d" % len(prediction.truncated)))
             count = f"{len(prediction.truncated)} of {len(prediction.results)} {self.body.input_name} " if self.body.is_list else ""

@@ -246,7 +246,9 @@ def _wrong_value_error(error: ErrorDetails, field_path: str, example: Mapping[st
         message += f" such as {json.dumps(item)}"
     if isinstance(error["input"], dict | list):  # its description, such as its length, would say nothing about its contents
         return InvalidValueError("`{field_path}` {message}.", field_path=field_path, message=message)
-    return InvalidValueError("`{field_path}` {message}; it is {value}.", field_path=field_path, message=message, value=show(error["input"]))
+    return InvalidValueError(
+        "`{field_path}` {message}; it is {value}.", field_path=field_path, message=message, value=describe_value(error["input"])
+    )
 
 
 def _path_in_body(parts: Sequence[int | str]) -> str:
@@ -254,7 +256,7 @@ def _path_in_body(parts: Sequence[int | str]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 
 
-def show(value: Any) -> CallerValue | str:
+def describe_value(value: Any) -> CallerValue | str:
     """Returns a value of a body for a message: the start of a text or a number, otherwise a description."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"

@@ -19,7 +19,7 @@ T = TypeVar("T")
 Outputs: TypeAlias = "dict[str, NDArray[Any]]"  # a graph's outputs for one encoding by name, float32, or the parts that a task keeps
 
 
-def in_ranges(items: Sequence[T], parts: int) -> list[Sequence[T]]:
+def split_evenly(items: Sequence[T], parts: int) -> list[Sequence[T]]:
     """Returns at most `parts` consecutive ranges with the same number of items, except the last one, which can have fewer."""
     size = -(-len(items) // parts)
     return [items[start : start + size] for start in range(0, len(items), size)]
@@ -67,7 +67,7 @@ class ShapePlan(Record):
 
     def split(self, parts: int) -> list[ShapePlan]:
         """Returns at most `parts` plans of consecutive lengths, the shortest first."""
-        return [ShapePlan(buckets=tuple(buckets), masks=self.masks) for buckets in in_ranges(self.buckets, parts)]
+        return [ShapePlan(buckets=tuple(buckets), masks=self.masks) for buckets in split_evenly(self.buckets, parts)]
 
     def within(self, tokens: int) -> ShapePlan:
         """Returns the plan without shapes of more than `tokens` padded tokens; every length keeps its smallest number of rows."""

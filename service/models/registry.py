@@ -144,7 +144,7 @@ class Registry:
 
     def _choose(self, before: Mapping[str, str]) -> dict[str, str]:
         """Returns task -> its default model: by choice, by the choice for its base task, as before, or the only or first candidate."""
-        chosen = {}
+        defaults = {}
         for task in TASKS:
             candidates = self._candidates(task)
             preferred = (self._configured_defaults.get(task), self._configured_defaults.get(_base(task) or ""), before.get(task))
@@ -152,8 +152,8 @@ class Registry:
             if not names and (len(candidates) == 1 or self._allow_implicit_default):
                 names = candidates
             if names:
-                chosen[task] = names[0]
-        return chosen
+                defaults[task] = names[0]
+        return defaults
 
     def _candidates(self, task: str) -> list[str]:
         """Returns the names of the models that answer a task."""

@@ -142,5 +142,5 @@ def without_folders(message: str, folders: Sequence[Path]) -> str:
     paths = {str(path) for folder in folders for path in (folder, os.path.abspath(folder))} - {"."}
     pattern = "|".join(map(re.escape, sorted(paths, key=len, reverse=True)))
     # not a part of another path, such as `/data/models` or `/models-old` for the folder `/models`
-    whole = rf"(?<![\w./-])({pattern})(/|(?![\w-]|\.\w))"
-    return re.sub(whole, lambda match: "" if match[2] else Path(match[1]).name, message)
+    whole_path = rf"(?<![\w./-])({pattern})(/|(?![\w-]|\.\w))"
+    return re.sub(whole_path, lambda match: "" if match[2] else Path(match[1]).name, message)

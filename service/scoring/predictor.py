@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from bertserve.service.body.reading import required_fields, show, validate_as
+from bertserve.service.body.reading import describe_value, required_fields, validate_as
 from bertserve.service.body.task_body import TRUSTED_LIMITS, Limits, types_within
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
@@ -103,9 +103,9 @@ class RowReader:
             # the endpoint would read a list of texts as several inputs
             if not isinstance(value, list if name in self._lists else str):
                 kind = 'a JSON list of texts, such as ["a", "b"]' if name in self._lists else "a text"
-                shown = "a text" if isinstance(value, str) else show(value)
-                found = f"it is {shown}" if column in values else f"the row has {quote_names(list(values)[:20])}"
-                raise InvalidValueError("the column `{column}` must be {kind}; {found}.", column=column, kind=kind, found=found)
+                description = "a text" if isinstance(value, str) else describe_value(value)
+                actual = f"it is {description}" if column in values else f"the row has {quote_names(list(values)[:20])}"
+                raise InvalidValueError("the column `{column}` must be {kind}; {actual}.", column=column, kind=kind, actual=actual)
             if self._rejects_empty and name in self._required_inputs and isinstance(value, str) and not value.strip():
                 raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             inputs[name] = value
@@ -134,14 +134,13 @@ class Predictor:
         self.reader = RowReader(settings, bundle.manifest)
         is_on_cpu = self.graph.provider == "cpu"
         is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens
-        batch_tokens = settings.batch_tokens(self.graph.precision)
         # on a CPU, more rows save no time (bench/results/2026-11-23-score.md)
-        self._batch_tokens = min(batch_tokens, 256) if is_on_cpu or is_large else batch_tokens
+        self._batch_tokens = min(settings.batch_tokens(self.graph.precision), 256 if is_on_cpu or is_large else sys.maxsize)
         self._shares_batches = self.graph.batch_invariant or settings.batch_variant_graphs
         self._pool = ThreadPoolExecutor(settings.threads or (usable_cores() if is_on_cpu else 2), thread_name_prefix="scoring")
         self.close = partial(self._pool.shutdown, cancel_futures=True)  # the threads end after their current chunks
 
-    def start(self, rows: Sequence[Row]) -> Iterator[None]:
+    def answer_rows(self, rows: Sequence[Row]) -> Iterator[None]:
         """Starts to answer rows, by length in chunks. The result ends when all are answered, and raises an unexpected error of a thread."""
         for row in rows:
             if row.error is None:
@@ -153,9 +152,9 @@ class Predictor:
             count = max(1, min(256, 2**15 // max(1, remaining[0].input.chars)))
             chunks.append(remaining[:count])
             remaining = remaining[count:]
-        return self._pool.map(self._answer, chunks)
+        return self._pool.map(self._answer_chunk, chunks)
 
-    def _answer(self, chunk: Sequence[Row]) -> None:
+    def _answer_chunk(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
         open_rows: list[tuple[Row, RequestProgress, list[EncodingPayload]]] = []
         for row in chunk:

@@ -37,7 +37,7 @@ class Scorer:
         table = batch if isinstance(batch, pa.Table) else pa.table(dict(batch))
         self._predictor.reader.check(table.column_names, (*self._names, "error"))
         rows = rows_of(table, self._predictor.reader.column_by_input.values())
-        list(self._predictor.start(rows))
+        list(self._predictor.answer_rows(rows))
         table = with_predictions(table, rows, self._names, self._schema)
         errors = [None if row.error is None else row.error.message for row in rows]
         table = table.append_column("error", pa.array(errors, pa.string()))

@@ -108,9 +108,9 @@ def read_delimited(path: Path, delimiter: str) -> tuple[Sequence[str], Iterator[
     csv.field_size_limit(BLOCK_BYTES)
     records = _records(path, delimiter)
     _, columns = next(records, (1, list[str]()))
-    if not columns or _error(columns, columns):
+    if not columns or _row_error(columns, columns):
         raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
-    return columns, (Row(line, b"", dict(zip(columns, fields, strict=False)), _error(fields, columns)) for line, fields in records)
+    return columns, (Row(line, b"", dict(zip(columns, fields, strict=False)), _row_error(fields, columns)) for line, fields in records)
 
 
 def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -128,7 +128,8 @@ def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             raise StartError(f"the input is broken in the row that begins on line {line}: {error}; {hint}") from error
 
 
-def _error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | None:
+def _row_error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | None:
+    """Returns the error of a row that does not fit the header or is not UTF-8, or None."""
     if len(fields) != len(columns):
         return InvalidValueError("the row has {row} fields, the header {header}; quote delimiters.", row=len(fields), header=len(columns))
     if _NOT_UTF8.search("".join(fields)):

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from itertools import chain, count, pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,7 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
             writer = rows.ParquetWriter(columns, names) if formats[1] == "parquet" else rows.LineWriter(columns, names, delimiter)
             facts = (
                 (source_stat.st_size, source_stat.st_mtime_ns, formats, settings.affecting_answers()),
-                (predictor.version, predictor.graph.file, predictor.graph.provider),
-                (__version__, sessions.VERSION, cpu_name()),
+                (predictor.version, predictor.graph.file, predictor.graph.provider, __version__, sessions.VERSION, cpu_name()),
             )
             return _run(source, source_stat, predictor, blocks, Parts(output, rejected, max_rejected, writer, facts))
     except KeyboardInterrupt:
@@ -68,11 +67,12 @@ def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks
     """Scores all blocks, and returns the exit code, which is 3 if rows were rejected."""
     total = scored = warned = 0
     start = time.perf_counter()
-    # A block starts when the loop asks for it. `pairwise` asks one block ahead, so that threads always have work.
-    started = ((block, predictor.start(block.rows) if index >= parts.written else ()) for index, block in enumerate(blocks))
+    started = ((index, block, predictor.answer_rows(block.rows) if index >= parts.written else ()) for index, block in enumerate(blocks))
+    following = next(started, None)
     with tqdm(total=source_stat.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        for index, ((block, running), _) in enumerate(pairwise(chain(started, [(rows.RowBlock([], 0), ())]))):
-            list(running)  # waits; the threads continue with the following block
+        while following is not None:
+            (index, block, running), following = following, next(started, None)  # the following block starts, so that no thread waits
+            list(running)  # waits
             if index >= parts.written:
                 parts.write(index, block, total)
                 scored += len(block.rows)

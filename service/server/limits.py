@@ -23,7 +23,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     Attributes:
         settings: Has the limits: `max_header_bytes`, which also counts chunk extensions and trailers, and `header_timeout_s`.
-        refuse: Returns the response to an error; counts and logs it if the second argument is true: the application never sees the request.
+        refuse: Called with the error and whether to count and log it (the application never sees the request); returns the response.
     """
 
     settings: Settings

@@ -71,7 +71,7 @@ def _indices(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
     return indices
 
 
-def show_attention(input_: TextInput[Maps], model: TaskModel) -> TaskGenerator:
+def read_attention(input_: TextInput[Maps], model: TaskModel) -> TaskGenerator:
     """Returns the tokens, and the weights of each layer: float32 [heads, length, length], from each token (rows) to each token (columns).
 
     The row has the output `attentions`, float32 [maps, length, length].
@@ -143,7 +143,7 @@ SPEC = TaskSpec(
     title="Return attention weights",
     body=AttentionBody,
     response_type=Attention | list[Attention],
-    function=show_attention,
+    function=read_attention,
     derivation=Derivation(
         base=None,
         compatible=lambda manifest: bool(manifest.attention_heads),

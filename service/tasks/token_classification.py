@@ -27,13 +27,13 @@ from bertserve.service.text.windows import windows
 from bertserve.service.text.words import convert_offsets, trimmed
 
 # First letters of tags; those that begin an entity, and those that end one.
-LETTERS, BEGINS, ENDS = "BIESLU", "BSU", "ESLU"
+TAG_LETTERS, BEGIN_LETTERS, END_LETTERS = "BIESLU", "BSU", "ESLU"
 OUTSIDE = "O"
 
 
 def split_tag(tag: str) -> tuple[str, str]:
     """Returns a tag's letter and its type; a tag without a letter is only a type."""
-    return (tag[0], tag[2:]) if tag[1:2] == "-" and tag[0] in LETTERS else ("", tag)
+    return (tag[0], tag[2:]) if tag[1:2] == "-" and tag[0] in TAG_LETTERS else ("", tag)
 
 
 TASK = "token-classification"
@@ -202,10 +202,10 @@ def _groups(tags: Sequence[str]) -> Iterator[range]:
     for i, tag in enumerate(tags):
         letter, type_ = split_tag(tag)
         # "" is in every string, but a tag without a letter neither begins nor ends an entity
-        if i > 0 and (ended or type_ != before or (letter and letter in BEGINS)):
+        if i > 0 and (ended or type_ != before or (letter and letter in BEGIN_LETTERS)):
             yield range(first, i)
             first = i
-        before, ended = type_, bool(letter) and letter in ENDS
+        before, ended = type_, bool(letter) and letter in END_LETTERS
     yield range(first, len(tags))
 
 

@@ -59,13 +59,13 @@ class Tokens:
     def offsets_with_marks(self) -> list[tuple[int, int]]:
         """The offsets; combining marks without a token belong to the token before them."""
         text, offsets = self.text, self.offsets
-        whole = []
+        spans = []
         for (start, end), (following, _) in zip(offsets, [*offsets[1:], (len(text), 0)], strict=True):
             marks = 0
             while end + marks < following and unicodedata.category(text[end + marks])[0] == "M":
                 marks += 1
-            whole.append((start, end + marks))
-        return whole
+            spans.append((start, end + marks))
+        return spans
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from bertserve.service.api.call import HEADER_LENGTH, Call
+from bertserve.service.api.call import JSON_LENGTH_HEADER, Call
 from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
-from bertserve.service.body.reading import check_names, read_protocol, show, validate_as
+from bertserve.service.body.reading import check_names, describe_value, read_protocol, validate_as
 from bertserve.service.body.task_body import MAX_ITEMS, ClosedModel, TaskBody, types_within
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError
@@ -250,7 +250,9 @@ def _texts_of(tensor: InferInput, binary_data: memoryview) -> tuple[list[str], m
         value = next((text for text in texts if not isinstance(text, str)), "")
         if not isinstance(value, str):
             raise InvalidValueError(
-                "`{name}` is BYTES, so each value in its `data` must be a text; one is {value}.", name=tensor.name, value=show(value)
+                "`{name}` is BYTES, so each value in its `data` must be a text; one is {value}.",
+                name=tensor.name,
+                value=describe_value(value),
             )
         return texts, binary_data
     texts, start = [], 0
@@ -293,7 +295,7 @@ def _task_body(task: str, texts: Mapping[str, list[str]], parameters: Mapping[st
 
 def _parse_body(raw: bytes, request: RequestContext) -> tuple[InferBody, memoryview]:
     """Returns the JSON of a request, and the bytes after it."""
-    header = request.headers.get(HEADER_LENGTH)
+    header = request.headers.get(JSON_LENGTH_HEADER)
     size = len(raw) if header is None else int(header) if header.isdigit() and len(header) < 16 else 0
     if header is not None and not 0 < size <= len(raw):
         raise MalformedRequestError(
