@@ -40,9 +40,6 @@ def report_error(error: Exception, folder: Path) -> int:
     message = str(error)
     if isinstance(error, OSError):
         where = error.filename or folder  # the error of a failed write, for example on a full disk, does not name its file
-        message = (
-            f"a file cannot be read or written: {error.strerror or error} (`{where}`); check it, and the free disk space. No partial "
-            "files are left."
-        )
+        message = f"a file cannot be read or written: {error.strerror or error} (`{where}`); check it, and the free disk space."
     log(message)
     return error.exit_code if isinstance(error, ExportError) else 1

@@ -48,7 +48,9 @@ class Score(ScoreSettings):
         None, description="Format of the output (default: from the file name; for stdout, that of the input)."
     )
     rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
-    max_rejected: int = Field(1000, ge=0, description="Maximum rejected rows; more stop the run, and a larger number continues it.")
+    max_rejected: int = Field(
+        1000, ge=0, description="Maximum rejected rows. The run stops above it; run it again with a larger number to continue."
+    )
     ray: str | None = Field(
         None, description="Score on a Ray cluster: its address, `auto` for a running one, or `local` for a new one here."
     )
@@ -117,14 +119,23 @@ def _score(command: Score) -> int:
         rejected = command.rejected or Path(f"{command.output}.rejected.jsonl")
         return score(settings, source, Path(command.output), rejected, formats, command.max_rejected)
     if command.rejected is None or "parquet" in formats:
-        raise SettingsError("stdout gets no Parquet and no rejected rows; write Parquet to a file, and give a file for --rejected.")
-    with TemporaryDirectory(dir=command.rejected.absolute().parent, prefix=".score-") as folder:  # a file is joined from parts
-        output = Path(folder) / "output"
-        code = score(settings, source, output, command.rejected, formats, command.max_rejected)
-        if output.exists():  # not after Ctrl-C
-            with output.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
-            sys.stdout.flush()  # here, so that a closed pipe is an error of this command
+        raise SettingsError("the output - cannot be Parquet, and it needs --rejected FILE.")
+    try:
+        with TemporaryDirectory(
+            dir=command.rejected.absolute().parent, prefix=".score-"
+        ) as folder:  # the parts of the output need a folder
+            output = Path(folder) / "output"
+            code = score(settings, source, output, command.rejected, formats, command.max_rejected)
+            if output.exists():  # not after Ctrl-C
+                with output.open("rb") as file:
+                    shutil.copyfileobj(file, sys.stdout.buffer)
+                sys.stdout.flush()  # here, so that a closed pipe is an error of this command
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_stdout()
+        places = f"stdout or the folder of --rejected `{command.rejected}`"
+        raise StartError(f"cannot write to {places} ({error.strerror}); fix that, and run the same command again.") from error
     return code
 
 
@@ -137,7 +148,9 @@ def _formats(command: Score) -> tuple[str, str]:
     if output is None:
         raise SettingsError(f"the output `{command.output}` ends with none of {', '.join(_FORMATS)}; give --output-format.")
     if source == "jsonl" != output:
-        raise SettingsError(f"JSON Lines cannot become {output}, because their rows can have different fields; write JSON Lines.")
+        raise SettingsError(
+            f"JSON Lines cannot become {output}, because rows can have different fields; choose JSON Lines as the output format."
+        )
     if "parquet" in (source, output) and find_spec("pyarrow") is None:
         raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.")
     return source, output

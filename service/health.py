@@ -30,7 +30,9 @@ def check_readiness(settings: Settings) -> str:
         connection.request("GET", "/health/ready")
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise StartError(f"nothing answers on {address} ({error or type(error).__name__}); start the service, or check its log.") from error
+        raise StartError(
+            f"nothing answers on {address} ({str(error) or type(error).__name__}); start the service, or check its log."
+        ) from error
     finally:
         connection.close()
     if status == HTTPStatus.UNAUTHORIZED and not settings.public_health:

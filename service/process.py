@@ -21,7 +21,9 @@ def prepare_process(settings: Settings) -> Authenticator:
         SettingsError: The service cannot start with these settings.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # 1024 by default, and each connection needs one
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
+    files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     if settings.otlp_endpoint is not None:
         import_module("bertserve.service.tracing")  # fails without OpenTelemetry
     if settings.tls_cert is not None:

@@ -84,7 +84,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Ends the process if the GPU failed, an inference thread is dead or all hang, because Ray then replaces it soonest."""
-        if not self._state.scheduler.ready:
+        if self._state.scheduler.failure is not None:
             logger.critical("%s; this replica ends, and Ray starts another", self._state.scheduler.failure)
             os._exit(1)
 

@@ -183,7 +183,8 @@ def _check_fields(value: Mapping[str, Any], body: type[TaskBody]) -> None:
 def _translate(error: ValidationError, example: Mapping[str, Any], body: type[TaskBody] | None = None) -> InvalidValueError | TooLargeError:
     """Turns pydantic's first error into one sentence; `example` is a valid body, and `body` is None for the body of a protocol."""
     first = error.errors(include_url=False)[0]
-    field_path = _path_in_body([part for part in first["loc"] if part not in TAGS])
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"] if part not in TAGS)
+    field_path = "".join(parts).lstrip(".")  # such as `inputs[2].text`
     if body is not None and first["type"] == "too_long" and not field_path.startswith("parameters"):
         return TooLargeError(
             "`{field_path}` has {first_count} items and at most {limit} are allowed; split the request.",
@@ -249,11 +250,6 @@ def _wrong_value_error(error: ErrorDetails, field_path: str, example: Mapping[st
     return InvalidValueError(
         "`{field_path}` {message}; it is {value}.", field_path=field_path, message=message, value=describe_value(error["input"])
     )
-
-
-def _path_in_body(parts: Sequence[int | str]) -> str:
-    """Returns a position in a body, such as `inputs[2].text`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 
 
 def describe_value(value: Any) -> CallerValue | str:

@@ -90,15 +90,11 @@ def _announce(settings: Settings, listener: socket.socket, start: float, started
     seconds = time.perf_counter() - start
     threads = plural(thread_count, "inference thread") + (f" in {settings.workers} workers" if settings.workers > 1 else "")
     listens = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s with {threads}; docs at {address}/docs"
-    for line, more in (*((f"  {model}", {}) for model in models), (listens, {"address": address, "ready_s": round(seconds, 2)})):
-        fields = {
-            "level": "INFO",
-            "logger": "bertserve",
-            "pid": os.getpid(),
-            "message": line,
-            **more,
-            "time": datetime.now(UTC).isoformat(),
-        }
+    lines: list[tuple[str, dict[str, Any]]] = [(f"  {model}", {}) for model in models]
+    lines.append((listens, {"address": address, "ready_s": round(seconds, 2)}))
+    for line, details in lines:
+        fields = {"level": "INFO", "logger": "bertserve", "pid": os.getpid(), "message": line, **details}
+        fields["time"] = datetime.now(UTC).isoformat()
         print(json.dumps(fields) if settings.log_format == "json" else line, flush=True)
     sd_notify(f"READY=1\nSTATUS=listens on {address}", logger)
 

@@ -97,6 +97,21 @@ def test_enough_replicas_have_short_queues_and_a_reserve(replica: ModuleType, qu
     assert (enough, {}) == replica.autoscaling_policy(SimpleNamespace(aggregated_metrics=metrics))
 
 
+@pytest.mark.usefixtures("logging_of_pytest")
+def test_only_a_replica_that_failed_ends(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, exits = SimpleNamespace(ready=False, failure=None), list[int]()
+    monkeypatch.setattr(replica, "build", lambda *_: SimpleNamespace(scheduler=scheduler, tracer=None))
+    monkeypatch.setattr(replica.ray, "get_runtime_context", lambda: SimpleNamespace(get_assigned_resources=dict))
+    monkeypatch.setattr(os, "_exit", exits.append)
+    (plain_class,) = replica.Replica.func_or_class.__bases__[:1]  # without Ray's wrapper, whose end is a coroutine
+    stopping = plain_class(replica.read_settings({"models": "."}))
+    stopping.check_health()
+    assert [] == exits
+    scheduler.failure = "the GPU failed"
+    stopping.check_health()
+    assert [1] == exits
+
+
 CLIENTS = 8
 PATIENCE_S = 90.0
 

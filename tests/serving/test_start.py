@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import httpx
 import pytest
 
 import tiny
+from bertserve.service.process import prepare_process
+from bertserve.service.settings import Settings
 from replica import ServeProcess, running, without_shutdown
 
 BERT_SERVE = str(Path(sys.executable).with_name("bert-serve"))
@@ -108,6 +111,15 @@ def test_a_port_in_use_is_an_error(models: Path) -> None:
     assert "in use" in two.stderr
     assert "listens on" not in two.stdout
     assert "Traceback" not in two.stderr
+
+
+@pytest.mark.parametrize(("soft", "hard", "changes"), [(1024, -1, [(2**16, -1)]), (1024, 4096, [(4096, 4096)]), (-1, -1, [])])
+def test_the_limit_on_open_files_is_raised(soft: int, hard: int, changes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    actual: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: actual.append(limits))
+    prepare_process(Settings())
+    assert changes == actual
 
 
 FULL = Path("/dev/full")  # a device that is always full
