@@ -1,7 +1,7 @@
 """JSON Lines: each line of the body is a request. The answers are sent in the order of the lines, each as soon as it is ready.
 
-The lines in progress, which are read and not yet answered, are limited by number and bytes. At the limit, nothing more is read from the
-connection, so that TCP slows the sender down.
+A line is in progress until its answer is sent. Lines in progress are limited by number and bytes. At the limit, nothing more is read from
+the connection, so that TCP slows the sender down, and a client that does not read costs little memory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class LineStream:
         self._route, self._request, self._timeout_s, self._error_log, self._turns = route, request, timeout_s, error_log, turns
         self._settings = request.state.settings
         self._unread, self._is_complete = bytearray(), False  # what was received of the lines that are not in progress
-        self._lines: deque[asyncio.Task[bytes]] = deque()  # in progress
-        self._number = self._bytes = 0  # number of the last of them; bytes of those that are not answered
+        self._lines: deque[tuple[asyncio.Task[bytes], int]] = deque()  # in progress, with their bytes
+        self._number = self._bytes = 0  # number of the last of them; bytes of all of them
         self._progress = asyncio.Event()  # wakes the reader and the writer
 
     async def respond(self, receive: Receive, send: Send) -> None:
@@ -53,8 +53,8 @@ class LineStream:
             async with asyncio.TaskGroup() as self._tasks:
                 reader = self._tasks.create_task(self._read(receive))
                 while await self._has_line():
-                    await self._send(send, await self._lines[0] + b"\n")
-                    self._lines.popleft()
+                    await self._send(send, await self._lines[0][0] + b"\n")
+                    self._bytes -= self._lines.popleft()[1]
                     self._start_lines()
                 await self._send(send, b"", more=False)
                 reader.cancel()
@@ -100,7 +100,7 @@ class LineStream:
                 break
             self._number += 1
             self._bytes += end
-            self._lines.append(self._tasks.create_task(self._answer(bytes(self._unread[:end]), self._number)))
+            self._lines.append((self._tasks.create_task(self._answer(bytes(self._unread[:end]), self._number)), end))
             del self._unread[: end + 1]
         self._progress.set()
         self._progress.clear()
@@ -126,7 +126,6 @@ class LineStream:
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._error_log.write(error, request.log_fields())
         finally:
-            self._bytes -= len(line)
             metrics.requests_of(task, model, status).inc()
             if model != UNKNOWN:
                 metrics.model(task, model).request_seconds.observe(time.perf_counter() - start)
