@@ -70,7 +70,7 @@ class Scheduler:
         self._hangs = 0
         self._on_hang = on_hang
         self.withdrawn = False
-        self._stopping = False  # refuses new requests
+        self._refuses_requests = True  # before the start, and from the stop on
         self._stopped = False  # starts no more runs
         self._ended_s = 0.0  # seconds of the batches that have ended
         self.failure: str | None = None
@@ -79,8 +79,8 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts work: it is not about to stop, and has not failed."""
-        return not (self.withdrawn or self._stopping)
+        """Whether it accepts work: it has started, is not about to stop, and has not failed."""
+        return not (self.withdrawn or self._refuses_requests)
 
     @property
     def wait_s(self) -> float:
@@ -101,6 +101,7 @@ class Scheduler:
         # 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
         sys.setswitchinterval(1e-4)
         self._loop = asyncio.get_running_loop()
+        self._refuses_requests = False
         for thread in self._threads:
             thread.start()
         self.on_each_thread([])  # waits for the earlier calls
@@ -127,7 +128,7 @@ class Scheduler:
             UnavailableError: The scheduler is stopping, the device is lost, an inference thread has died, or too many hang.
         """
         with self._lock:
-            if self._stopping:
+            if self._refuses_requests:
                 raise self._unavailable_error()
             self.queue.check_arrival(timeout_s, self._remaining_s())
 
@@ -194,7 +195,7 @@ class Scheduler:
 
     async def stop(self, shutdown_timeout_s: float) -> int:
         """Ends the threads: refuses new requests, lets others finish for some seconds, and fails the rest; returns how many it fails."""
-        self._stopping = True
+        self._refuses_requests = True
         end = self._loop.time() + shutdown_timeout_s
         while (self.queue.requests or self._prepare_chars) and not self._stopped and self._loop.time() < end:
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -340,7 +341,7 @@ class Scheduler:
         """Fails all requests and starts no more runs; returns the number of requests. With a failure, the process must be restarted."""
         with self._lock:
             self.failure = self.failure or failure
-            self._stopping = self._stopped = True
+            self._refuses_requests = self._stopped = True
             requests = list(self.queue.requests)
             for request in requests:
                 self._end(request, self._unavailable_error())  # an error each, because a stream adds the number of the line to its own

@@ -187,6 +187,7 @@ async def test_a_request_expires_between_two_runs(harness: Harness) -> None:
 
 @on_loop()
 async def test_stop_answers_admitted_requests_and_refuses_new_ones(harness: Harness) -> None:
+    assert not Harness().scheduler.ready  # it has not started
     blocker = await harness.block()
     waiting = harness.submit("waiting")
     await asyncio.sleep(0)
