@@ -186,10 +186,9 @@ def test_a_list_is_admitted_to_a_queue_that_is_as_long_as_it_can_be() -> None:
 def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -> None:
     """A later attempt would have no better chance, so an earlier one is told when the queue will be empty."""
     queue = new_queue()
-    first = add(queue, *[10] * 5, deadline=1.0, runner=alone(1.0))
-    assert {first} == queue.requests
+    assert {add(queue, *[10] * 5, deadline=1.0, runner=alone(1.0))} == queue.requests
     with pytest.raises(RefusedError) as error:
-        queue.put(ScheduledRequest(alone(9.0), lambda results: (), 0.0, 10.0, 20), [(10, None)] * 2, 10.0)
+        add(queue, 10, 10, deadline=10.0, runner=alone(9.0))
     assert 5.0 == error.value.retry_after_s
 
 
