@@ -186,12 +186,14 @@ class Application:
         state, scope = self._state, request.scope
         if self._open >= state.settings.max_concurrent:
             raise UnavailableError(
-                "{count} requests are open, and --max-concurrent allows no more; send it again, or to another replica.", count=self._open
+                "{count} requests are open, and --max-concurrent allows no more; send the request again later, or to another replica.",
+                count=self._open,
             )
         max_per_key = state.settings.max_concurrent_per_key
         if max_per_key is not None and self._open_by_key[request.key] >= max_per_key:
             raise RefusedError(
-                "the key `{key}` has {count} open requests, and --max-concurrent-per-key allows no more; send it again after an answer.",
+                "the key `{key}` has {count} open requests, and --max-concurrent-per-key allows no more; wait for an answer before the "
+                "next request.",
                 key=request.key,
                 count=max_per_key,
                 reason="key",

@@ -180,7 +180,7 @@ async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
-            continue
+            pass
         task.cancel(_DISCONNECTED)
 
     timer = loop.call_later(WATCH_AFTER_S, lambda: watchers.append(loop.create_task(watch())))

@@ -15,7 +15,7 @@ from bertserve.service.providers import Provider
 
 Side = Literal["left", "right"]
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-NAME_RULE = "1 to 64 of the letters a-z and A-Z, digits, `.`, `_` and `-`, of which the first is a letter or a digit"  # for messages
+NAME_RULE = "1 to 64 characters: letters a-z and A-Z, digits, `.`, `_` and `-`; the first is a letter or a digit"  # for messages
 
 Task = str  # a Hugging Face name; service/tasks/catalog.py lists the supported ones and the requirements of each
 Activation = Literal["softmax", "sigmoid", "none"]

@@ -1,8 +1,8 @@
 """ModelEngines: the two engines of a model. One runs each batch on one thread, for throughput; the other uses several threads.
 
-The scheduler decides: a run is multi-threaded if all active, waiting and recent runs fit into the inference threads with several threads
-each. A single caller would otherwise leave all inference threads but one idle. Short runs do not gain, because waking
-threads costs more than it saves. The second session needs the memory of the matrices again, so it is created on first use.
+The scheduler decides. A run is multi-threaded if the inference threads suffice for several threads per active, waiting and recent run. A
+single caller would otherwise leave all inference threads but one idle. Short runs do not gain, because waking threads costs more than it
+saves. The second session needs the memory of the matrices again, so it is created on first use.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine
             raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
         if ort_name in session.get_providers():
             return session
-    raise ProviderError(f"`{path}` needs {ort_name}: {missing(provider, gpu.device_id)} Or choose another --provider.")
+    raise ProviderError(f"`{path}` needs {ort_name}: {missing(provider, gpu.device_id)} Alternatively, choose another --provider.")
 
 
 def available_provider() -> Provider:

@@ -44,8 +44,8 @@ def with_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSett
         return settings.model_copy(update={"provider": requested})
     if not settings.allow_provider_fallback:
         raise ProviderError(
-            f"--provider {requested} is not available: {reason} Or serve on the CPU with --provider cpu, or allow "
-            "that with --allow-provider-fallback."
+            f"--provider {requested} is not available: {reason} Alternatively, serve on the CPU with "
+            "--provider cpu, or set --allow-provider-fallback."
         )
     logger.warning("SERVING ON THE CPU: --provider %s is not available, and --allow-provider-fallback is set: %s", requested, reason)
     # the precision was meant for the other provider

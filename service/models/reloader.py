@@ -110,8 +110,9 @@ class Reloader:
             if isinstance(error, BertServeError):
                 message = error.message
             else:
-                message = f"loading failed with {type(error).__name__}; check the free memory and the limit on threads, and load it again."
-                logger.error("loading the model %s failed with %s: %s", name, type(error).__name__, traceback_places(error))
+                kind = type(error).__name__
+                message = f"loading failed with {kind}; check the free memory and the thread limit, then load the model again."
+                logger.error("loading the model %s failed with %s: %s", name, kind, traceback_places(error))
             self._registry.broken[name] = without_folders(message, [*self._folders, path.parent])
             self._metrics.broken_models.labels(name).set(1)
             if isinstance(error, StartError):

@@ -26,7 +26,7 @@ LONG_S = 0.03
 # at the same time, each has one thread, because a multi-threaded run would soon share its cores.
 RECENT_S = 1.0
 
-# Share of the queue that requests of more tokens than a batch leave to smaller ones.
+# Share of the queue that is reserved for requests that fit into one batch.
 SHARE_FOR_SMALL = 1 / 8
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
@@ -44,7 +44,7 @@ class RequestQueue:
     Attributes:
         max_batch_tokens: Maximum tokens of a batch: rows times padded length.
         max_queue_tokens: Maximum tokens that all open requests hold together.
-        max_request_tokens: Limit of `held_tokens` after a request of more than a batch; therefore also the limit of one request.
+        max_request_tokens: Maximum `held_tokens` after a request larger than a batch is admitted; so also the maximum size of a request.
         threads: Number of batches that run at the same time.
         requests: The open requests: admitted, and not ended.
         held_tokens: Tokens that they hold.

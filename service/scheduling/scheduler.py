@@ -40,8 +40,8 @@ class Scheduler:
     Attributes:
         queue: Its queue; only the scheduler changes it.
         clock: Returns monotonic seconds.
-        multi_threads: Threads of a multi-threaded run. It is used if this many threads for each active, waiting and recent run are at
-            most `queue.threads`; a single run may always use it.
+        multi_threads: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at most
+            `queue.threads` for the last `RECENT_S` seconds. A single run is not limited.
         withdrawn: Set before `stop`, to report not ready and still accept work.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """

@@ -15,7 +15,7 @@ _CONTINUE = b"HTTP/1.1 100 "  # not a response: the client then sends its body
 class ResponseTransport(asyncio.Transport):
     """A transport that sends the head of a response in one packet with its body, and that closes in two steps.
 
-    With two packets, a short request costs the service and its client a system call and a wake-up more each.
+    Two packets would cost the service and its client one more system call and wake-up each.
 
     Attributes:
         holds_head: Whether the next write is the head of a response, which waits for the body.

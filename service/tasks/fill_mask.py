@@ -159,7 +159,7 @@ def _check_masks(count: int, mask: str, text: str) -> None:
 
 
 def _tokenize_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[TokenTuple]:
-    """Returns the tokens of each target: its own if the vocabulary has it, otherwise those of its text, of which some targets have none."""
+    """Returns the tokens of each target: the vocabulary entry if there is one, otherwise the tokens of its text, which can be empty."""
     vocabulary_ids = [tokenizer.token_id(target) for target in targets]
     tokenized_targets = iter(tokenizer.tokenize([target for target, id_ in zip(targets, vocabulary_ids, strict=True) if id_ is None]))
     target_tokens = [tuple(next(tokenized_targets).ids) if id_ is None else (id_,) for id_ in vocabulary_ids]

@@ -15,7 +15,7 @@ from app_client import error_of, fake_service, serving
 from bertserve.service import build
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
 from fakes import FakeEngine
-from scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
+from scheduler_harness import Harness, constant_seconds, on_loop
 
 
 class WatchdogHarness(Harness):
@@ -31,48 +31,50 @@ class WatchdogHarness(Harness):
             await asyncio.sleep(0.001)
 
 
-def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    """Its requests fail, also those of a batch that runs again in halves. After as many hangs as threads, the service is not ready."""
+@on_loop(WatchdogHarness, manual=True, threads=2)
+async def test_a_thread_that_hangs_is_replaced(harness: WatchdogHarness) -> None:
+    """Its requests fail, also those of a batch that runs again in halves."""
+    blockers = [await harness.block(), await harness.block()]
+    harness.work.guilty = {"bad"}
+    good, bad = harness.submit("good"), harness.submit("bad")
+    await asyncio.sleep(0)
+    await harness.work.let_one_pass()  # the blockers end, and the two share a run
+    await harness.work.let_one_pass()  # the batch has failed, and its first half hangs
+    await asyncio.gather(*blockers)
+    await harness.wait_for_idle_thread()
+    harness.look(5)
+    assert (0, True) == (harness.hangs, harness.scheduler.ready)
+    harness.look(1)
+    for task in (good, bad):
+        with pytest.raises(EngineError) as error:
+            await task
+        assert {"seconds": 5} == error.value.values
+    old_gate, harness.work.gate = harness.work.gate, threading.Event()
+    harness.work.gate.set()
+    assert (1, True) == (harness.hangs, harness.scheduler.ready)
+    total_run_s, harness.clock.now = harness.scheduler.total_run_s, harness.clock.now + 1.0
+    assert total_run_s == harness.scheduler.total_run_s  # the run that hangs no longer counts
+    assert [["a"], ["b"]] == await asyncio.gather(harness.submit("a"), harness.submit("b"))
+    await harness.scheduler.stop(1000.0)
+    old_gate.set()
 
-    async def check(harness: WatchdogHarness) -> None:
-        blockers = [await harness.block(), await harness.block()]
-        harness.work.guilty = {"bad"}
-        good, bad = harness.submit("good"), harness.submit("bad")
-        await asyncio.sleep(0)
-        await harness.work.let_one_pass()  # the blockers end, and the two share a run
-        await harness.work.let_one_pass()  # the batch has failed, and its first half hangs
-        await asyncio.gather(*blockers)
-        await harness.wait_for_idle_thread()
-        harness.look(5)
-        assert (0, True) == (harness.hangs, harness.scheduler.ready)
-        harness.look(1)
-        for task in (good, bad):
-            with pytest.raises(EngineError) as error:
-                await task
-            assert {"seconds": 5} == error.value.values
-        old_gate, harness.work.gate = harness.work.gate, threading.Event()
-        harness.work.gate.set()
-        assert (1, True) == (harness.hangs, harness.scheduler.ready)
-        total_run_s, harness.clock.now = harness.scheduler.total_run_s, harness.clock.now + 1.0
-        assert total_run_s == harness.scheduler.total_run_s  # the run that hangs no longer counts
-        assert [["a"], ["b"]] == await asyncio.gather(harness.submit("a"), harness.submit("b"))
-        last = await harness.block()
-        await harness.wait_for_idle_thread()
-        waiting = harness.submit("waiting", runner=harness.runs(seconds=constant_seconds(2.0)))
-        await asyncio.sleep(0)
-        harness.look(6)
-        assert (2, False) == (harness.hangs, harness.scheduler.ready)
-        with pytest.raises(EngineError):
-            await last
-        for late in (waiting, harness.submit("late")):
-            with pytest.raises(UnavailableError) as refusal:
-                await late
-            assert harness.scheduler.failure == refusal.value.values["reason"]
-        await harness.scheduler.stop(1000.0)
-        old_gate.set()
 
-    run_with_harness(check, WatchdogHarness, manual=True, threads=2)
-    assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]
+@on_loop(WatchdogHarness, manual=True, threads=2)
+async def test_after_as_many_hangs_as_threads_nothing_runs(harness: WatchdogHarness) -> None:
+    blockers = [await harness.block()]
+    harness.look(6)
+    assert (1, True) == (harness.hangs, harness.scheduler.ready)
+    blockers += [await harness.block(), await harness.block()]
+    waiting = harness.submit("waiting")
+    await asyncio.sleep(0)
+    harness.look(6)
+    assert not harness.scheduler.ready
+    errors = await asyncio.gather(*blockers, return_exceptions=True)
+    assert [EngineError, EngineError, UnavailableError] == [*map(type, errors)]
+    for late in (waiting, harness.submit("late")):
+        with pytest.raises(UnavailableError) as refusal:
+            await late
+        assert harness.scheduler.failure == refusal.value.values["reason"]
 
 
 @on_loop(WatchdogHarness, manual=True)
