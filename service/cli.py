@@ -134,8 +134,9 @@ def _score(command: Score) -> int:
         raise
     except OSError as error:
         drop_stdout()
-        places = f"stdout or the folder of --rejected `{command.rejected}`"
-        raise StartError(f"cannot write to {places} ({error.strerror}); fix that, and run the same command again.") from error
+        raise StartError(
+            f"cannot write to stdout or next to `{command.rejected}` ({error.strerror}); fix that, and run it again."
+        ) from error
     return code
 
 

@@ -26,7 +26,8 @@ from bertserve.service.api.call import JSON_LENGTH_HEADER
 from bertserve.service.api.error_responses import ErrorLog
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.jsonl import LineStream
-from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, RequestContext, read_body, take_turn, until_disconnect
+from bertserve.service.api.receiving import LARGE_BYTES, read_body, take_turn, until_disconnect
+from bertserve.service.api.request import REQUEST_KEY, TIMEOUT_HEADER, RequestContext
 from bertserve.service.api.routes import LINES_TYPES, GuardedRoute, InferenceRoute
 from bertserve.service.auth import Access
 from bertserve.service.build import AppState

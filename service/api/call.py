@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertserve.service.api.request import LARGE_BYTES, take_turn
+from bertserve.service.api.receiving import LARGE_BYTES, take_turn
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import BertServeError, RefusedError

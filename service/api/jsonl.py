@@ -14,7 +14,8 @@ from http import HTTPStatus
 from starlette.types import Receive, Send
 
 from bertserve.service.api import error_responses
-from bertserve.service.api.request import LARGE_BYTES, RequestContext, take_turn, too_large_error
+from bertserve.service.api.receiving import LARGE_BYTES, take_turn, too_large_error
+from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routes import LINES_TYPE, InferenceRoute
 from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError
 from bertserve.service.metrics import UNKNOWN

@@ -1,18 +1,15 @@
-"""RequestContext: what the service knows about an HTTP request, for its response, logs, metrics and trace; and the reading of its body."""
+"""RequestContext: what the service knows about an HTTP request, for its response, logs, metrics and trace."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
-from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
-from bertserve.service.errors import CLIENT_GONE, CallerValue, HttpError, MalformedRequestError, TooLargeError
+from bertserve.service.errors import CallerValue, MalformedRequestError
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
@@ -27,11 +24,6 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
-_BODY_TIMEOUT, _DISCONNECTED = "the body timed out", "the client disconnected"  # why a task is cancelled
-# Bodies and responses of more than this many bytes take turns on the event loop, because each can block it for up to 0.04 s.
-LARGE_BYTES = 2**17
-WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -118,86 +110,3 @@ class RequestContext:
             "model": self.model,
             **({} if self.trace is None else {"trace_id": self.trace.trace_id, "span_id": self.trace.span_id}),
         }
-
-
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: int, timeout_s: float) -> bytes:
-    """Reads a body within `timeout_s` seconds, and stops as soon as it exceeds `limit` bytes; `headers` have names in lower case.
-
-    Raises:
-        TooLargeError: The body exceeds the limit.
-        HttpError: The body was not complete in time (408), or the client disconnected before its end (499).
-    """
-    declared = headers.get(b"content-length", b"0")
-    size, received = int(declared) if declared.isdigit() else 0, 0
-    chunks: list[bytes] = []
-    task = asyncio.current_task()
-    assert task is not None, "called outside a task. This is a bug."
-    timer = asyncio.get_running_loop().call_later(timeout_s, task.cancel, _BODY_TIMEOUT)  # `asyncio.timeout` takes four times as long
-    try:
-        while size <= limit:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise HttpError(CLIENT_GONE, "the client closed the connection while it sent the body.")
-            chunks.append(message.get("body", b""))
-            received += len(chunks[-1])
-            size = max(size, received)
-            if size <= limit and not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    except asyncio.CancelledError as error:
-        if error.args != (_BODY_TIMEOUT,):
-            raise
-        task.uncancel()
-        raise HttpError(
-            HTTPStatus.REQUEST_TIMEOUT,
-            "the body was not complete within {timeout_s:g} s; send it faster, or in smaller requests.",
-            timeout_s=timeout_s,
-        ) from None
-    finally:
-        timer.cancel()
-    raise too_large_error("body", size, limit)
-
-
-def too_large_error(part: str, size: int, limit: int) -> TooLargeError:
-    """Returns the error of a body or a line that has at least `size` bytes, more than `limit`."""
-    return TooLargeError(
-        "the {part} has {size} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
-        part=part,
-        size=size,
-        limit=limit,
-    )
-
-
-async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:
-    """Awaits work and cancels it when the client disconnects; the request's body must have been read to the end.
-
-    Raises:
-        HttpError: The client disconnected first.
-    """
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None, "called outside a task. This is a bug."
-    watchers: list[asyncio.Task[None]] = []
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        task.cancel(_DISCONNECTED)
-
-    timer = loop.call_later(WATCH_AFTER_S, lambda: watchers.append(loop.create_task(watch())))
-    try:
-        return await work
-    except asyncio.CancelledError as error:
-        if error.args != (_DISCONNECTED,):
-            raise
-        task.uncancel()
-        raise HttpError(CLIENT_GONE, "the client closed the connection before it was answered.") from None
-    finally:
-        timer.cancel()
-        for watcher in watchers:
-            watcher.cancel()
-
-
-async def take_turn(turns: asyncio.Lock) -> None:
-    """Waits for a turn of the event loop in which no other large body or response is read or written."""
-    async with turns:
-        await asyncio.sleep(0)

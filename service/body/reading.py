@@ -109,7 +109,13 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
         TooLargeError: A list or a text exceeds its limit.
     """
     if not isinstance(value, dict):
-        raise _not_an_object_error(value, body_type)
+        kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}  # most often only the inputs
+        raise InvalidValueError(
+            "the body is {problem}, but must be an object with {known}, such as {example}.",
+            problem=kinds.get(type(value), "null"),
+            known=quote_names(required_fields(body_type)),
+            example=json.dumps(body_type.example()),
+        )
     if not value.keys() <= field_names(body_type):
         _check_fields(value, body_type)
     try:
@@ -221,17 +227,6 @@ def _unknown_field_error(name: str, body: type[TaskBody]) -> InvalidValueError:
         return InvalidValueError("the body does not take `{field}`; put it into `parameters`.", field=name)
     hint = did_you_mean(name[:SHOWN_CHARS].lower(), parameters, name_format="`{}` in `parameters`")
     return _unknown_name_error(name, "the body", list(body.model_fields), otherwise=hint)
-
-
-def _not_an_object_error(value: object, body: type[TaskBody]) -> InvalidValueError:
-    """Returns the error of a body that is JSON, but not an object. Most often it has only the inputs."""
-    kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}
-    return InvalidValueError(
-        "the body is {problem}, but must be an object with {known}, such as {example}.",
-        problem=kinds.get(type(value), "null"),
-        known=quote_names(required_fields(body)),
-        example=json.dumps(body.example()),
-    )
 
 
 def _wrong_value_error(error: ErrorDetails, field_path: str, example: Mapping[str, Any]) -> InvalidValueError:

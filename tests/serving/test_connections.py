@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from bertserve.service.api.request import until_disconnect
+from bertserve.service.api.receiving import until_disconnect
 from bertserve.service.errors import HttpError
 from bertserve.service.server import transport
 from served_socket import GET, answer, body_of, client, echo, everything, listening, until

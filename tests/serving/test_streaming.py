@@ -18,7 +18,7 @@ import tiny
 from app_client import assert_same, call, error_of, fake_service, posting, run_with_client, serving, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
-from bertserve.service.api.request import LARGE_BYTES
+from bertserve.service.api.receiving import LARGE_BYTES
 from bertserve.service.build import AppState
 from bertserve.service.errors import EngineError, RefusedError
 from bertserve.service.models.request_progress import Prediction

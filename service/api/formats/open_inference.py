@@ -250,9 +250,7 @@ def _texts_of(tensor: InferInput, binary_data: memoryview) -> tuple[list[str], m
         value = next((text for text in texts if not isinstance(text, str)), "")
         if not isinstance(value, str):
             raise InvalidValueError(
-                "`{name}` is BYTES, so each value in its `data` must be a text; one is {value}.",
-                name=tensor.name,
-                value=describe_value(value),
+                "`{name}` is BYTES, so its `data` must be texts; one value is {value}.", name=tensor.name, value=describe_value(value)
             )
         return texts, binary_data
     texts, start = [], 0
