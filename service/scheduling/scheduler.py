@@ -92,8 +92,7 @@ class Scheduler:
     def total_run_s(self) -> float:
         """Seconds of all batches up to now, in total; a run that hangs counts until its thread is replaced."""
         with self._lock:
-            now = self.clock()
-            return self._ended_s + sum(now - thread.since for thread in self._threads if thread.batch)
+            return self._ended_s + sum(self.clock() - thread.since for thread in self._threads if thread.batch)
 
     def start(self) -> None:
         """Starts the inference threads, for requests from the running event loop."""

@@ -67,11 +67,7 @@ def test_errors_have_a_message_and_a_status(client: triton.InferenceServerClient
         (lambda: client.infer("sentiment", [text_input("input", "a")]), "`inputs`", "422"),
         (lambda: client.infer("sentimental", [text_input("inputs", "a")]), "`sentiment`", "404"),
         (lambda: client.infer("sentiment", [text_input("inputs", "a")], priority=1), "`parameters.priority`", "422"),
-        (
-            lambda: client.infer("sentiment", [text_input("inputs", "a")], request_compression_algorithm="gzip"),
-            "gzip",
-            "415",
-        ),
+        (lambda: client.infer("sentiment", [text_input("inputs", "a")], request_compression_algorithm="gzip"), "gzip", "415"),
     ):
         with pytest.raises(InferenceServerException) as raised:
             call()

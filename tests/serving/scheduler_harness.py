@@ -51,14 +51,7 @@ def constant_seconds(seconds: float) -> Callable[[int, int], float]:
 class Harness:
     """A scheduler under test and its fake work."""
 
-    def __init__(
-        self,
-        *,
-        threads: int = 1,
-        manual: bool = False,
-        queue: type[RequestQueue] = RequestQueue,
-        **more: Any,
-    ) -> None:
+    def __init__(self, *, threads: int = 1, manual: bool = False, queue: type[RequestQueue] = RequestQueue, **more: Any) -> None:
         self.work = Work()
         self.runner = FakeRunner(batch_seconds, run=self.work)
         self.clock = ManualClock()
@@ -66,10 +59,7 @@ class Harness:
         self.queue = queue(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "threads": threads} | more)
         self.hangs = 0
         self.scheduler = Scheduler(
-            self.queue,
-            multi_threads=multi_threads,
-            clock=self.clock if manual else time.monotonic,
-            on_hang=self.count_hang,
+            self.queue, multi_threads=multi_threads, clock=self.clock if manual else time.monotonic, on_hang=self.count_hang
         )
 
     def count_hang(self) -> None:

@@ -240,11 +240,9 @@ async def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCap
     async with serving(state_of(models, skip_broken=True)) as client:
         models_page, metrics = [await client.get(path) for path in ("/models", "/metrics")]
         broken, answer = [await client.post(path, json={"inputs": "good"}) for path in ("/models/altered", "/classify")]
-    assert [
-        ("tiny", False),
-        ("altered", True),
-        ("mixed", False),
-    ] == [(model["name"], "was altered" in model.get("broken", "")) for model in models_page.json()]
+    assert [("tiny", False), ("altered", True), ("mixed", False)] == [
+        (model["name"], "was altered" in model.get("broken", "")) for model in models_page.json()
+    ]
     assert "32 tokens" in models_page.json()[2]["broken"]
     assert 'bertserve_broken_models{model="altered"} 1.0' in metrics.text
     assert "`altered`" in error_of(broken, 404, "not_found")

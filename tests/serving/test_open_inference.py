@@ -179,12 +179,7 @@ def test_texts_and_outputs_can_be_binary(api: Send) -> None:
 
 @pytest.mark.parametrize(
     ("data", "shape", "status"),
-    [
-        (pack("good") + b"\0", [1], 400),
-        (pack("good")[:-1], [1], 400),
-        (pack("good"), [2], 422),
-        (pack(b"\xff"), [1], 422),
-    ],
+    [(pack("good") + b"\0", [1], 400), (pack("good")[:-1], [1], 400), (pack("good"), [2], 422), (pack(b"\xff"), [1], 422)],
 )
 def test_broken_binary_texts_are_refused(api: Send, data: bytes, shape: list[int], status: int) -> None:
     response = binary(api, "classifier", {"inputs": ("BYTES", shape, data)})
