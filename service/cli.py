@@ -134,9 +134,7 @@ def _score(command: Score) -> int:
         raise
     except OSError as error:
         drop_stdout()
-        raise StartError(
-            f"cannot write to stdout or next to `{command.rejected}` ({error.strerror}); fix that, and run it again."
-        ) from error
+        raise StartError(f"cannot write to stdout or next to `{command.rejected}` ({error.strerror}); fix that, and try again.") from error
     return code
 
 
