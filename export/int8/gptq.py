@@ -25,7 +25,7 @@ def output_blocks(outputs: int, size: int = 4096) -> Iterator[slice]:
 
 
 def output_scales(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
-    """Returns each output's scale, float32 [outputs], large enough that no CPU saturates on values like those of calibration.
+    """Returns each output's scale, float32 [outputs], large enough that no CPU saturates on values like the calibration values.
 
     Without VNNI, x86 multiplies u8 by s8 and adds *pairs* of products in 16 bits, saturating. A column whose largest pair could
     get beyond this range gets a larger scale. A text with values beyond those of calibration can still saturate some sums.

@@ -152,7 +152,7 @@ def _weight_peak(weight: Floats) -> Floats:
 
 
 def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> Iterator[Floats]:
-    """Yields smoothing factors, float32 [channels]: none; SmoothQuant's with several alphas; and those of only the outlying channels.
+    """Yields smoothing factors, float32 [channels]: none; SmoothQuant's factors with several alphas; and factors of outlying channels only.
 
     SmoothQuant's are `peak**alpha / weight_peak**(1 - alpha)`, with the maximum of all values, and with the 0.999 quantile, as the peak.
     An alpha of 0.5, SmoothQuant's own, shares the difficulty equally, and 1 leaves all of it to the weights, which have a scale per column,

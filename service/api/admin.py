@@ -88,7 +88,7 @@ def _add_models(probe_router: APIRouter, key_router: APIRouter, state: AppState)
         return _health(state, name)
 
     def in_openai_format(model: Model) -> dict[str, Any]:
-        """Returns a model as OpenAI's clients read it; those of KServe's V1 protocol, which use the same path, read the last three keys."""
+        """Returns a model as OpenAI's clients read it; clients of KServe's V1 protocol use the same path, and read the last three keys."""
         kserve_keys = {"task": model.task, "name": model.name, "ready": state.scheduler.ready}
         return {"id": model.name, "object": "model", "created": created, "owned_by": "bertserve", **kserve_keys}
 

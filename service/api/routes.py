@@ -135,7 +135,7 @@ def operation_id(route: APIRoute) -> str:
 
 
 def inference_routes() -> list[InferenceRoute]:
-    """Returns the routes that run models; those of tasks come first."""
+    """Returns the routes that run models; the routes of tasks come first."""
     return [
         *map(_of_task, TASKS.values()),
         _of_any_task(

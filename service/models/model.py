@@ -52,7 +52,7 @@ class Model:
     ) -> None:
         """Combines the parts of a model; with `batch_variant`, texts share a batch even if the graph is not batch-invariant.
 
-        The scheduler is that of the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
+        The scheduler belongs to the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
         learns from each run.
         """
         self.bundle = bundle

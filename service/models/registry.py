@@ -128,7 +128,7 @@ class Registry:
     def replace_models(self, models: Mapping[str, Model]) -> None:
         """Takes other models. A default does not change while its model is loaded; without it, the only candidate is the default.
 
-        The log has each change of a default, and each task that needs one.
+        It logs each change of a default, and each task that needs one.
         """
         before = self.defaults
         self.models = dict(sorted(models.items()))

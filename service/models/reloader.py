@@ -139,7 +139,7 @@ class Reloader:
 
 
 def without_folders(message: str, folders: Sequence[Path]) -> str:
-    """Returns an error's message for callers: it has names of models folders instead of their paths."""
+    """Returns an error's message for callers: it contains names of models folders instead of their paths."""
     paths = {str(path) for folder in folders for path in (folder, os.path.abspath(folder))} - {"."}
     pattern = "|".join(map(re.escape, sorted(paths, key=len, reverse=True)))
     # not a part of another path, such as `/data/models` or `/models-old` for the folder `/models`

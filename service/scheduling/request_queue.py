@@ -197,7 +197,7 @@ class RequestQueue:
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
         """Returns the next items of a request with their priorities, moves its own priority behind them, and decides whether it is long.
 
-        The predicted seconds of an item are those of a full batch of such items, divided by their number.
+        The predicted seconds of an item are the seconds of a full batch of such items, divided by their number.
         """
         runner = request.runner
         runs: dict[int, tuple[int, float]] = {}  # padded length and seconds by tokens
@@ -301,7 +301,7 @@ class WaitingItems:
         return heap[0][2] if heap else None
 
     def nearest(self, runner: Runner, length: int, last_priority: float) -> Iterator[Item]:
-        """Yields a runner's first item of the greatest length up to `length`, and that of the smallest length above it."""
+        """Yields a runner's first item of the greatest length up to `length`, and its first item of the smallest length above it."""
         lengths, heaps = self._by_length.get(runner, ([], {}))
         place = bisect_right(lengths, length)
         for places in (range(place - 1, -1, -1), range(place, len(lengths))):

@@ -40,7 +40,7 @@ class ScheduledRequest:
         proceed: Results of all items, in order -> the next items; empty if the request is done. Called on an inference thread.
         arrived: Time of its arrival.
         deadline: Time by which its last item must have started.
-        held_tokens: Tokens that it holds of the queue until it ends: those of all its items, and a reserve for later ones and decoding.
+        held_tokens: Tokens that it holds of the queue until it ends: of all its items, and a reserve for later ones and decoding.
         priority: Virtual start time of its next item; the queue changes it.
         waiting: The items that have not started.
         unfinished: Number of items without a result.

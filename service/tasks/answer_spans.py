@@ -96,7 +96,7 @@ class BestAnswers:
         self._floor = -1.0
 
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
-        """Adds the best spans of a window, and returns the predicted microseconds; the arguments are those of `best_spans`."""
+        """Adds the best spans of a window, and returns the predicted microseconds; `best_spans` describes the arguments."""
         texts, decode_us = set(), 0
         for first, last, score in best_spans(start, end, window, longest=longest, expected_count=self._top_k):
             if score < self._floor:
@@ -136,7 +136,7 @@ class SummedAnswers:
         self._by_text: dict[str, dict[str, Any]] = {}
 
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
-        """Adds the best spans of a window, and returns the predicted microseconds; the arguments are those of `best_spans`."""
+        """Adds the best spans of a window, and returns the predicted microseconds; `best_spans` describes the arguments."""
         count = decode_us = 0
         for first, last, score in best_spans(start, end, window, longest=longest, expected_count=self._limit):
             answer = self._answer_of(first, last, score, window)

@@ -37,7 +37,7 @@ class Cost:
     Attributes:
         response_bytes: Length of its result as JSON.
         decode_us: Predicted microseconds of an inference thread to decode its outputs.
-        reserved_tokens: Additional tokens of the queue: for later steps, or for outputs much larger than those of a text.
+        reserved_tokens: Additional tokens of the queue: for later steps, or for outputs much larger than the outputs of a text.
     """
 
     response_bytes: int = 0
@@ -80,10 +80,10 @@ ZERO_COST = Cost()
 
 
 def total_chars(chars: Sequence[int]) -> int:
-    """Returns the characters to tokenize of all inputs of a request, given those of each; at least one.
+    """Returns the characters to tokenize of all inputs of a request, given the characters of each input; at least one.
 
     Raises:
-        TooLargeError: An input has too many.
+        TooLargeError: An input has too many characters.
     """
     if (longest := max(chars)) > MAX_TOKENIZED_CHARS:
         error = TooLargeError(

@@ -92,7 +92,7 @@ class DecisionRule:
     def calibrated(self, scores: Floats, link: Link, label: int | None = None) -> Floats:
         """Returns scores, float32 of the same shape, calibrated unless raw ones are requested.
 
-        The last axis has all labels, or all scores are those of the label with an index.
+        The last axis contains all labels, or all scores belong to the label with an index.
         """
         if self.calibration is None:
             return scores
@@ -114,7 +114,7 @@ class DecisionRule:
         return self.thresholds.get(label, default if self.default_threshold is None else self.default_threshold)
 
     def count(self, labels: Sequence[str], score: float) -> None:
-        """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference has calibrated ones."""
+        """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference contains calibrated scores."""
         if self.metrics is not None and self.calibration is not None:
             self.metrics.count_prediction(labels, score)
 
@@ -185,10 +185,10 @@ def decision_rule(
     """Returns the rule for the inputs of a request; by default it calibrates the scores if the model has a calibration.
 
     Args:
-        parameters: Those of the request.
+        parameters: The parameters of the request.
         model: The model with its calibration and thresholds.
         labels: Names that `threshold` and the decision may have.
-        can_calibrate: Whether the scores are those that a calibration is for, not those of zero-shot classification, or logits.
+        can_calibrate: Whether a calibration applies to the scores, which are neither logits nor from zero-shot classification.
         probabilities: Whether the scores are from 0 to 1; otherwise a threshold can be any number.
 
     Raises:

@@ -36,7 +36,7 @@ def apply_calibration(scores: Floats, link: Link, scale: Sequence[float], bias: 
     """Returns calibrated scores, float32 of the same shape: the function of `scale * logits + bias`.
 
     Args:
-        scores: float32 [..., labels], those of several windows combined.
+        scores: float32 [..., labels]; the scores of several windows are combined.
         link: The function from logits to scores; `none` if they are logits.
         scale: One value, or one per label.
         bias: Likewise.
@@ -46,7 +46,7 @@ def apply_calibration(scores: Floats, link: Link, scale: Sequence[float], bias: 
 
 
 def logits_of(scores: Floats, link: Link) -> NDArray[np.float64]:
-    """Returns finite logits that have these scores, float64 of the same shape: log odds for `sigmoid`, otherwise logarithms."""
+    """Returns finite logits that result in these scores, float64 of the same shape: log odds for `sigmoid`, otherwise logarithms."""
     if link == "none":
         return scores.astype(np.float64)
     least = np.finfo(np.float32).tiny

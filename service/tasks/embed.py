@@ -217,7 +217,7 @@ def encode(input_: EmbedInput, text: str, tokenizer: Tokenizer) -> tuple[Encodin
 
 
 def vector_of(input_: EmbedInput, row: Outputs, config: ModelConfig) -> Outputs:
-    """Returns a row's `vector`, a copy, float32 [values]; for the pooling `none` those of all tokens, float32 [length, values]."""
+    """Returns a row's `vector`, a copy, float32 [values]; for the pooling `none` the vectors of all tokens, float32 [length, values]."""
     is_pooled = input_.own_pooling and VECTOR_OUTPUT in row
     values = row[VECTOR_OUTPUT] if is_pooled else _POOLINGS[input_.parameters.pooling](_token_vectors(input_, row, config))
     vector = np.array(values[..., : input_.parameters.dimensions])

@@ -77,7 +77,7 @@ class Pattern:
     start: int
 
     def filled(self, tokens: TokenTuple, start: int, stop: int) -> list[int]:
-        """Returns a part of the text that has all masks, with the first masks filled."""
+        """Returns a part of the text that contains all masks, with the first masks filled."""
         ids = self.ids[start:stop]
         for mask, token in zip(self.masks, tokens, strict=False):
             ids[mask - start] = token
@@ -98,7 +98,7 @@ class Pattern:
 
 
 def fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
-    """Returns the best fillings of all masks of a text together, by falling score; `masks` has their positions in `ids`, at least one.
+    """Returns the best fillings of all masks of a text together, by falling score; `masks` are their positions in `ids`, at least one.
 
     Raises:
         InvalidValueError: There are too many masks or texts, or the masks of a text do not fit the model's length.
@@ -127,7 +127,7 @@ def fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokeni
 
 
 def slots_of(targets: Mapping[TokenTuple, str]) -> list[Slot]:
-    """Returns the slots of a mask, one for each number of tokens of the targets; `targets` has tokens -> target."""
+    """Returns the slots of a mask, one for each number of tokens of the targets; `targets` maps tokens to their target."""
     slots = []
     for size in sorted({len(tokens) for tokens in targets}):
         of_size = {tokens: target for tokens, target in targets.items() if len(tokens) == size}

@@ -1,4 +1,4 @@
-"""Sentence similarity: the embedding of one sentence compared with those of others, by cosine or by the model's own function."""
+"""Sentence similarity: the embedding of one sentence compared with the embeddings of others, by cosine or by the model's own function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASK = "sentence-similarity"
 def compare(input_: embed.EmbedInput, model: TaskModel) -> TaskGenerator:
     """Returns the similarity of the text and each compared text, by the model's function; cosines are from -1 to 1.
 
-    The rows are those of `embed`: one per text, the compared ones last.
+    The rows are like the rows of `embed`: one per text, the compared ones last.
 
     Raises:
         InvalidValueError: A text is too long and must not be truncated.

@@ -109,7 +109,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
 
 
 def groups_of(config: ModelConfig) -> list[str]:
-    """Returns the names that an entity can have; those of a token are the labels."""
+    """Returns the names that an entity can have; the names of a token are the labels."""
     return sorted({*map(_group_name, config.tags or config.labels)})
 
 

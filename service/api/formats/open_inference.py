@@ -76,7 +76,7 @@ class InferOutput(ClosedModel):
 
 
 class InferParameters(BaseModel):
-    """Parameters of a request: those of the protocol; all others are of the task. Some clients send all of the protocol."""
+    """Parameters of a request: these fields are for the protocol, all others for the task. Some clients send all these fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
