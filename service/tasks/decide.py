@@ -114,7 +114,7 @@ class DecisionRule:
         return self.thresholds.get(label, default if self.default_threshold is None else self.default_threshold)
 
     def count(self, labels: Sequence[str], score: float) -> None:
-        """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference contains calibrated scores."""
+        """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference is calibrated."""
         if self.metrics is not None and self.calibration is not None:
             self.metrics.count_prediction(labels, score)
 
