@@ -11,10 +11,9 @@ from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import MetricValue, cosine, micro_f1, spearman
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
-from bertserve.service.bundle.manifest import Activation, ModelConfig, SpecialPart, TokenizerSpec
+from bertserve.service.bundle.manifest import Activation, ModelConfig, TokenizerSpec
 from bertserve.service.errors import plural
 from bertserve.service.tasks.task_spec import TaskSpec
-from bertserve.service.text.windows import default_stride
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
 TextT = TypeVar("TextT")
 # a text, a pair, or two lists of equal length for an input with several pairs; and options of the Hugging Face tokenizer
 TokenizerCall = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def window_stride(requested: int | None, tokenizer_spec: TokenizerSpec) -> int:
-    """Returns the number of tokens that windows of a single text share: the requested number, or the service's default."""
-    specials = sum(isinstance(part, SpecialPart) for part in tokenizer_spec.single)
-    return default_stride(tokenizer_spec.max_length - specials) if requested is None else requested
 
 
 class ExportTask:
@@ -116,7 +109,7 @@ class ExportTask:
     def tokenizer_call(self, input_: Any, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         """Returns the texts of an input, and the options with which the Hugging Face tokenizer reads them.
 
-        The defaults are the model's `max_length` and the truncation `longest_first`; an input with a `stride` has several windows.
+        By default, `max_length` is the model's. An input with a `stride` has several windows; None is the service's default.
         """
         return (input_.text,), {}
 

@@ -36,8 +36,8 @@ class _FeatureExtraction(ExportTask):
         return "cosine"
 
     def data_parameters(self, line_parameters: Sequence[JsonObject], golds: Sequence[Any]) -> list[JsonObject]:
-        # vectors are compared as numbers, even if a line requests another encoding
-        return [parameters | {"encoding_format": "float"} for parameters in line_parameters]
+        # vectors are compared as numbers, and texts are cut as by the checkpoint's tokenizer, whatever a line requests
+        return [parameters | {"encoding_format": "float", "truncation_direction": None} for parameters in line_parameters]
 
 
 EXPORT_TASK = _FeatureExtraction()

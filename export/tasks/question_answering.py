@@ -63,10 +63,8 @@ class _QuestionAnswering(ExportTask):
 
     def tokenizer_call(self, input_: TextInput[QuestionAnsweringParameters], tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         length = min(input_.parameters.max_seq_len or DEFAULT_SEQ_LEN, tokenizer_spec.max_length)
-        options = {"max_length": length, "stride": default_stride(length)}
-        if tokenizer_spec.second_text_first:
-            return (input_.text_pair, input_.text), options | {"truncation": "only_first"}
-        return (input_.text, input_.text_pair), options | {"truncation": "only_second"}
+        stride = input_.parameters.doc_stride
+        return (input_.text, input_.text_pair), {"max_length": length, "stride": default_stride(length) if stride is None else stride}
 
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return {name: _best(result)[name] for name in ("answer", "start", "end")}

@@ -13,7 +13,7 @@ from bertserve.export.input_fields import JsonObject
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks import evaluation
 from bertserve.export.tasks.evaluation import ACCURACY, F1, MACRO_F1, MATTHEWS, MEAN_ABSOLUTE_ERROR, MICRO_F1, PEARSON, SPEARMAN
-from bertserve.export.tasks.export_task import ExportTask, TokenizerCall, window_stride
+from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.export.tasks.sample_texts import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
@@ -98,7 +98,7 @@ class _TextClassification(ExportTask):
 
     def tokenizer_call(self, input_: TextInput[ClassifyParameters], tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         texts = (input_.text, input_.text_pair) if input_.text_pair else (input_.text,)
-        return texts, {"stride": window_stride(input_.parameters.stride, tokenizer_spec)} if input_.parameters.window else {}
+        return texts, {"stride": input_.parameters.stride} if input_.parameters.window else {}
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         if tokenizer_spec.pairs_only:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertserve.export.input_fields import JsonObject, read_input, read_text_list
 from bertserve.export.tasks.evaluation import ENTITY_F1, MetricValue, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
-from bertserve.export.tasks.export_task import ExportTask, TokenizerCall, window_stride
+from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
@@ -54,7 +54,7 @@ class _TokenClassification(ExportTask):
         return {"inputs": "Ada Lovelace wrote to Charles Babbage from London."}
 
     def tokenizer_call(self, input_: TextInput[TokenClassificationParameters], tokenizer_spec: TokenizerSpec) -> TokenizerCall:
-        return (input_.text,), {"stride": window_stride(input_.parameters.stride, tokenizer_spec)}
+        return (input_.text,), {"stride": input_.parameters.stride}
 
     def agreement_measure(self, config: ModelConfig) -> Measure:
         return "span_f1"

@@ -28,6 +28,7 @@ from bertserve.service.tasks import attention
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES, NUMBER_BYTES
 from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.tokenizer import is_failure
+from bertserve.service.text.windows import default_stride
 
 
 def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) -> Reference:
@@ -70,10 +71,18 @@ def run_input(checkpoint: Checkpoint, input_: Any) -> list[Outputs]:
 
 def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, list[int]]]:
     """Returns the inputs of each window or choice, with the Hugging Face tokenizer's own truncation."""
-    options = {"truncation": "longest_first", "max_length": checkpoint.tokenizer.max_length, **options}
+    tokenizer, spec = checkpoint.hf_tokenizer, checkpoint.tokenizer
+    options = {"truncation": "longest_first", "max_length": spec.max_length, **options}
     try:
-        batch = checkpoint.hf_tokenizer(
-            *(text if isinstance(text, list) else [text] for text in texts),
+        if "stride" in options:
+            *whole_texts, _ = texts  # each window has the whole first text of a pair
+            options["truncation"] = "only_second" if whole_texts and not spec.second_text_first else "only_first"
+            token_count = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in whole_texts)
+            room = options["max_length"] - tokenizer.num_special_tokens_to_add(pair=len(texts) > 1) - token_count
+            if options["stride"] is None or options["stride"] >= room:  # the service refuses a requested stride that is too large
+                options["stride"] = default_stride(max(room, 0))
+        batch = tokenizer(
+            *(text if isinstance(text, list) else [text] for text in (texts[::-1] if spec.second_text_first else texts)),
             **options,
             return_overflowing_tokens="stride" in options,
             return_token_type_ids=True,
@@ -83,13 +92,13 @@ def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str,
         if not is_failure(error):
             raise
         raise ValueError(f"a window of {options['max_length']} tokens has no room for the text and its overlap: {error}") from error
-    if not any(part.type_id for part in checkpoint.tokenizer.parts):
+    if not any(part.type_id for part in spec.parts):
         # the library gives other types than the template's from the second window on
         batch["token_type_ids"] = [[0] * len(ids) for ids in batch["input_ids"]]
-    names = [spec.name for spec in checkpoint.inputs if spec.name in batch]
+    names = [model_input.name for model_input in checkpoint.inputs if model_input.name in batch]
     windows = [{name: batch[name][i] for name in names} for i in range(len(batch["input_ids"]))]
     # if the beginning of a text is cut, transformers returns the last window first
-    return windows[::-1] if "stride" in options and checkpoint.tokenizer.truncation_side == "left" else windows
+    return windows[::-1] if "stride" in options and spec.truncation_side == "left" else windows
 
 
 def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs:

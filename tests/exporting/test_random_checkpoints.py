@@ -190,11 +190,9 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         return [(multiple_choice.MultipleChoiceInput(text, (other, text)), user.windows([text, text], [other, text]))]
     if case.task == "token-classification":
         room = case.limit - user.tokenizer.num_special_tokens_to_add()
-        windows = user.windows(text, stride=default_stride(room), return_overflowing_tokens=True)
-        return [(ner_input(text), windows)]
+        return [(ner_input(text), user.windows(text, stride=default_stride(room), return_overflowing_tokens=True))]
     length = min(question_answering.DEFAULT_SEQ_LEN, case.limit)
-    stride = default_stride(length)
-    options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}
+    options = {"max_length": length, "stride": default_stride(length), "return_overflowing_tokens": True}
     # the order of transformers' scripts and pipeline for question answering
     if user.tokenizer.padding_side == "left":
         windows = user.windows(text, "who?", truncation="only_first", **options)

@@ -14,11 +14,12 @@ from tokenizers import normalizers, pre_tokenizers
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
-from bertserve.service.tasks.question_answering import windows_of
+from bertserve.export.validation.reference import run_input
+from bertserve.service.tasks import classify, question_answering
 from bundles import exported
 from checkpoints import bert, edit_json, service_tokenizer
 from families import FAMILIES, roberta_tokenizer
-from task_runs import answer_input
+from task_runs import answer_input, begin, classify_input
 
 pytestmark = pytest.mark.torch
 
@@ -88,12 +89,23 @@ def test_the_passage_is_before_the_question_if_the_tokenizer_pads_on_the_left(tm
     edit_json(source / "tokenizer_config.json", padding_side="left")
     question, passage = "who?", "the good film is bad"
     request = answer_input(question, passage)
-    [encoding] = windows_of(request, service_tokenizer(load_checkpoint(str(source)), tmp_path)).encodings
+    [encoding] = question_answering.windows_of(request, service_tokenizer(load_checkpoint(str(source)), tmp_path)).encodings
 
     reference = transformers.AutoTokenizer.from_pretrained(source)(passage, question)
     assert reference["input_ids"] == encoding.ids.tolist()
     assert reference.sequence_ids().index(0) == encoding.start
     assert exported(source).manifest.tokenizer.second_text_first  # the export compared it with PyTorch
+
+
+def test_the_reference_has_the_windows_of_the_service(tmp_path: Path) -> None:
+    text = "the good film is bad " * 60
+    answers = [answer_input("who?", text, doc_stride=5), answer_input("who? " * 40, text)]
+    pair = classify_input("the film " * 30, text, window="max")
+    for task, requests in ((question_answering, answers), (classify, [pair])):
+        checkpoint = load_checkpoint(str(FAMILIES["BERT"].save(tmp_path / task.TASK, task.TASK)))
+        for request in requests:
+            encodings = begin(task, request, service_tokenizer(checkpoint, tmp_path), checkpoint).step.encodings
+            assert 1 < len(encodings) == len(run_input(checkpoint, request))
 
 
 def test_the_model_of_the_file_is_used(tmp_path: Path) -> None:
