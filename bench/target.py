@@ -177,7 +177,7 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
 
 
 def fetch_info(address: Address, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the JSON object at a path, or None if there is none; a `BenchError` as for `fetch`."""
+    """Returns the JSON object at a path, or None if there is none; raises BenchError like `fetch`."""
     status, value = fetch(address, "GET", path, headers)
     return value if status == OK and isinstance(value, dict) else None
 

@@ -127,11 +127,11 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> GraphSpec:
     """
     fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=True, mask=AttentionMaskFormat.MaskIndexEnd)
     all_fused = len(fused.get_nodes_by_op_type("Attention")) == checkpoint.attention_count and checkpoint.tokenizer.padding_side == "right"
-    if not all_fused:
-        # with the other form, the fused embedding would sum a mask that no longer exists
-        fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=False, mask=AttentionMaskFormat.AttentionMask)
     if all_fused:
         _replace_mask_by_lengths(fused)
+    else:
+        # with the other form, the fused embedding would sum a mask that no longer exists
+        fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=False, mask=AttentionMaskFormat.AttentionMask)
     fused.prune_graph()
     fused.remove_unused_constant()
     as_int32 = _narrow_inputs_to_int32(fused)

@@ -182,10 +182,10 @@ def _select_maps(source: Path, target: Path, layers: Sequence[str]) -> None:
     graph.outputs[:] = [value for value in graph.outputs if value.name not in layers]
     index = ir.Value(name=ATTENTION_INDEX.name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["maps", 3]))
     graph.inputs.append(index)
-    # the layer of each map, [maps], and its row and head, [maps, 2]
     bounds = [rewrite.add_constant(graph, f"attention/{name}", np.array([i], dtype=np.int64)) for name, i in (("one", 1), ("three", 3))]
     tape = ir.tape.Tape()
     zero = rewrite.add_constant(graph, "attention/zero", np.array(0, dtype=np.int64))
+    # the layer of each map, [maps], and its row and head, [maps, 2]
     layer_of, position_of = tape.op("Gather", [index, zero], {"axis": 1}), tape.op("Slice", [index, *bounds, bounds[0]])
     graph.insert_before(graph[0], tape.nodes)
     maps = []

@@ -121,9 +121,8 @@ def _score(command: Score) -> int:
     if command.rejected is None or "parquet" in formats:
         raise SettingsError("the output - cannot be Parquet, and it needs --rejected FILE.")
     try:
-        with TemporaryDirectory(
-            dir=command.rejected.absolute().parent, prefix=".score-"
-        ) as folder:  # the parts of the output need a folder
+        # the parts of the output need a folder
+        with TemporaryDirectory(dir=command.rejected.absolute().parent, prefix=".score-") as folder:
             output = Path(folder) / "output"
             code = score(settings, source, output, command.rejected, formats, command.max_rejected)
             if output.exists():  # not after Ctrl-C

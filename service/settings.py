@@ -160,7 +160,7 @@ class ModelSettings(BaseSettings):
     )
     max_inputs: int = Field(512, ge=1, le=8192, description="Maximum inputs of a request.")
     max_chars: int = Field(80000, ge=1, description="Maximum characters of a text.")
-    max_top_k: int = Field(100, ge=1, le=1000, description="Maximum `top_k` of /fill-mask and /answer.")
+    max_top_k: int = Field(100, ge=5, le=1000, description="Maximum `top_k` of /fill-mask, whose default is 5, and /answer.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
 
     @classmethod

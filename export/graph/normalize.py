@@ -89,10 +89,7 @@ def _read_sizes_from_first_input(graph: ir.Graph) -> None:
 def _replace_expand_by_fill(graph: ir.Graph) -> None:
     """Fills a shape with a number instead of expanding the number to the shape, for example for token types that a model adds itself."""
     for node in graph:
-        number = (
-            rewrite.constant_array(node.inputs[0]) if node.op_type == "Expand" and rewrite.constant_shape(node.inputs[0]) == () else None
-        )
-        if number is not None:
+        if node.op_type == "Expand" and (number := rewrite.constant_array(node.inputs[0])) is not None and number.ndim == 0:
             tape = ir.tape.Tape()
             filled = tape.op("ConstantOfShape", [node.inputs[1]], {"value": ir.Tensor(number.reshape(1))})
             ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [filled])

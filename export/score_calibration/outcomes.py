@@ -220,9 +220,9 @@ def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
     input_, correct = example.row.input, example.gold
     changes = {"top_k": 1, "handle_impossible_answer": False}
     answer = served.predict(replace(input_, parameters=input_.parameters.model_copy(update=changes)))
-    nothing, best = 0.0, answer.result
+    no_answer_score, best = 0.0, answer.result
     if input_.parameters.handle_impossible_answer:
         read = question_answering.windows_of(input_, served.tokenizer)
         windows = zip(read.encodings, read.token_ranges, answer.rows, strict=True)
-        nothing = min(read.probabilities(encoding, len(window), row)[0] for encoding, window, row in windows)
-    return (best["score"], nothing), (exact_match(best["answer"], correct) == 1, not correct)
+        no_answer_score = min(read.probabilities(encoding, len(window), row)[0] for encoding, window, row in windows)
+    return (best["score"], no_answer_score), (exact_match(best["answer"], correct) == 1, not correct)

@@ -28,12 +28,12 @@ def read_tags(labels: tuple[str, ...]) -> tuple[str, ...]:
 
 def tag_like_labels(labels: Sequence[str]) -> list[str]:
     """Returns labels that look like tags but are read as names, such as `B` and `I` without a type, or `X-PER` in a model with `B-PER`."""
-    read, names = _letters_by_label(labels), _inside(labels)
+    letters, names = _letters_by_label(labels), _inside(labels)
     if len(names) > 1 and {name.upper() for name in names} <= _SPELLINGS.keys():
         return names
     groups = [group for form in _FORMS for group in _by_type(names, form).values()]
     similar_groups = [group for group in groups if len(set(group.values())) > 1 or {"B", "I"} & set(group.values())]
-    return [name for name in names if name not in read and any(name in group for group in similar_groups)]
+    return [name for name in names if name not in letters and any(name in group for group in similar_groups)]
 
 
 def _letters_by_label(labels: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -97,10 +97,10 @@ class Call:
 
 def _warnings(prediction: Prediction, body: TaskBody) -> Iterator[str]:
     """Yields each warning once, with its inputs unless it applies to all."""
-    about: dict[str, list[int]] = {}
+    indices_by_warning: dict[str, list[int]] = {}
     for index, warning in prediction.warnings:
-        about.setdefault(warning, []).append(index)
-    for warning, indices in about.items():
+        indices_by_warning.setdefault(warning, []).append(index)
+    for warning, indices in indices_by_warning.items():
         yield warning if len(indices) == len(prediction.results) else f"{warning}: {_name_inputs(indices, body)}"
 
 

@@ -44,7 +44,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class GuardedRoute(APIRoute):
-    """A route that declares its access, which `Application` checks. It serves no other routes.
+    """A route that declares its access. `Application` checks it, and serves only such routes.
 
     `guarded_router` makes a subclass for each access.
     """

@@ -50,8 +50,8 @@ def open_session(
     """
     if graph.shapes is not None and (count := PROVIDERS[provider].ranges):
         graphs = [graph.model_copy(update={"shapes": plan}) for plan in graph.shapes.split(count)]
-        return RangeSessions(graphs, [_open(path, part, provider, threads, engine_cache, gpu) for part in graphs])
-    return _open(path, graph, provider, threads, engine_cache, gpu)
+        return RangeSessions(graphs, [_open(path, part, provider, threads=threads, engine_cache=engine_cache, gpu=gpu) for part in graphs])
+    return _open(path, graph, provider, threads=threads, engine_cache=engine_cache, gpu=gpu)
 
 
 class RangeSessions:
@@ -68,7 +68,7 @@ class RangeSessions:
         return self._sessions[feed[self._ids].shape[1]].run(names, feed)
 
 
-def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine_cache: Path | None, gpu: GpuOptions) -> Any:
+def _open(path: Path, graph: GraphSpec, provider: Provider, *, threads: int, engine_cache: Path | None, gpu: GpuOptions) -> Any:
     """Returns an `onnxruntime.InferenceSession`; for its arguments and errors, see `open_session`."""
     ort_name = PROVIDERS[provider].ort_name
     if ort_name in ort.get_available_providers():

@@ -153,10 +153,7 @@ class Model:
         """
         if len(payloads) > 1 and self._exceeds_output_limits(payloads):
             half = len(payloads) // 2
-            return [
-                *self.run(payloads[:half], multi_threaded=multi_threaded),
-                *self.run(payloads[half:], multi_threaded=multi_threaded),
-            ]
+            return [row for part in (payloads[:half], payloads[half:]) for row in self.run(part, multi_threaded=multi_threaded)]
         lengths = [len(payload.encoding.ids) for payload in payloads]
         rows, length = self.graph.padded_shape(len(payloads), max(lengths)) or (len(payloads), max(lengths))
         single = self.engines.single_threaded

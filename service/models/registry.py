@@ -53,11 +53,11 @@ def _configured_defaults(settings: Settings, models: Sequence[Model], broken: Ma
             use_flag = f"choose one with --default {spec.path}=NAME"
             if other != name:
                 raise SettingsError(f"{origin} makes `{name}` the default for `{key}`, but {other_origin} makes it `{other}`; {use_flag}.")
-            able = [model.name for model in models if spec.name in model.tasks]
-            if name not in able:
+            candidates = [model.name for model in models if spec.name in model.tasks]
+            if name not in candidates:
                 raise SettingsError(
                     f"{origin} makes `{name}` the default for `{key}`, but no model of that name is loaded for that task; loaded are "
-                    f"{quote_names(able)}. Fix it, or {use_flag}."
+                    f"{quote_names(candidates)}. Fix it, or {use_flag}."
                 )
             chosen[spec.name] = name, origin
     return {task: name for task, (name, _) in chosen.items()}
@@ -135,12 +135,10 @@ class Registry:
         self.defaults = self._choose(before)
         ambiguous = self._ambiguous_tasks()
         for task, spec in TASKS.items():
-            old, new = before.get(task), self.defaults.get(task)
+            old, new = (defaults.get(task, "none") for defaults in (before, self.defaults))
             if old != new or task in ambiguous:
-                able = quote_names(self._candidates(task))
-                logger.warning(
-                    "the default model of /%s is %s (before: %s); --default can choose %s", spec.path, new or "none", old or "none", able
-                )
+                candidates = quote_names(self._candidates(task))
+                logger.warning("the default of /%s is %s (before: %s); --default can choose %s", spec.path, new, old, candidates)
 
     def _choose(self, before: Mapping[str, str]) -> dict[str, str]:
         """Returns task -> its default model: by choice, by the choice for its base task, as before, or the only or first candidate."""
@@ -181,24 +179,24 @@ class Registry:
             if (name := self.defaults.get(task)) is not None:
                 return self.models[name]
             raise NotFoundError(
-                "there is no default model for {task}, which needs {requirement}. Models for {task}: {able}. Set `model` to one of them, "
-                "or ask the operator to load one; loaded are: {models}.",
+                "there is no default model for {task}, which needs {requirement}. Models for {task}: {candidates}. Set `model` to "
+                "one of them, or ask the operator to load one; loaded are: {models}.",
                 task=task,
                 requirement=_requirement(task),
-                able=quote_names(self._candidates(task)),
+                candidates=quote_names(self._candidates(task)),
                 models=", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none",
             )
         model = self.get(name)
         if task not in model.tasks:
             raise InvalidValueError(
                 "the model `{model}` is for {own_task} (labels: {labels}). It cannot answer {task}, which needs {requirement}. "
-                "Models for {task}: {able}. Send a POST to /models/{model} for {own_task}.",
+                "Models for {task}: {candidates}. Send a POST to /models/{model} for {own_task}.",
                 model=name,
                 own_task=model.task,
                 labels=shorten(quote_names(model.bundle.manifest.labels), 300, placeholder=" ..."),
                 task=task,
                 requirement=_requirement(task),
-                able=quote_names(self._candidates(task)),
+                candidates=quote_names(self._candidates(task)),
             )
         return model
 

@@ -166,16 +166,16 @@ class RequestQueue:
     def _threads_for_long(self, now: float) -> int:
         return max(self.threads - (now - self._last_short < RECENT_S), 1)
 
-    def _check_wait(self, wait: float, own: float, time_left_s: float) -> None:
-        """Checks a predicted wait; `own` are the predicted seconds of the request's earlier items, per thread."""
-        # not `PREDICTION_ERROR * (wait + own)`: while short requests keep the wait at its limit, no list would be admitted
-        max_wait = max(min(time_left_s / PREDICTION_ERROR, time_left_s - PREDICTION_ERROR * own), 0.0)
+    def _check_wait(self, wait: float, own_s: float, time_left_s: float) -> None:
+        """Checks a predicted wait; `own_s` are the predicted seconds of the request's earlier items, per thread."""
+        # not `PREDICTION_ERROR * (wait + own_s)`: while short requests keep the wait at its limit, no list would be admitted
+        max_wait = max(min(time_left_s / PREDICTION_ERROR, time_left_s - PREDICTION_ERROR * own_s), 0.0)
         if wait > max_wait:  # an empty queue admits all, because a retry would be no better
             raise RefusedError(
                 "the queue takes about {wait:.1f} s and the request itself {own:.1f} s, and its deadline is in {left:.1f} s; "
                 "try again later, send less at once, or allow more time.",
                 wait=wait,
-                own=own,
+                own=own_s,
                 left=time_left_s,
                 reason="deadline",
                 retry_after_s=wait - max_wait,

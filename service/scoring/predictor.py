@@ -173,8 +173,8 @@ class Predictor:
                 with rejecting(row):
                     if errors := [output for output in step_outputs if isinstance(output, EngineError)]:
                         raise errors[0]
-                    if following := progress.proceed(step_outputs):
-                        still_open.append((row, progress, [payload for _, payload in following]))
+                    if next_payloads := progress.proceed(step_outputs):
+                        still_open.append((row, progress, [payload for _, payload in next_payloads]))
                     (row.prediction,) = progress.prediction.results
             open_rows = still_open
 

@@ -67,12 +67,12 @@ def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks
     """Scores all blocks, and returns the exit code, which is 3 if rows were rejected."""
     total = scored = warned = 0
     start = time.perf_counter()
-    started = ((index, block, predictor.answer_rows(block.rows) if index >= parts.written else ()) for index, block in enumerate(blocks))
-    following = next(started, None)
+    blocks_in_progress = ((i, block, predictor.answer_rows(block.rows) if i >= parts.written else ()) for i, block in enumerate(blocks))
+    next_block = next(blocks_in_progress, None)
     with tqdm(total=source_stat.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        while following is not None:
-            (index, block, running), following = following, next(started, None)  # the following block starts, so that no thread waits
-            list(running)  # waits
+        while next_block is not None:
+            (index, block, answers), next_block = next_block, next(blocks_in_progress, None)  # it starts, so that no thread waits
+            list(answers)  # waits
             if index >= parts.written:
                 parts.write(index, block, total)
                 scored += len(block.rows)

@@ -14,7 +14,7 @@ from bertserve.service.errors import BertServeError, HttpError, MalformedRequest
 from bertserve.service.server.transport import LINGER_S, ResponseTransport
 from bertserve.service.settings import Settings
 
-_TOO_LARGE = "the request has more than {limit} bytes besides its body; the operator can raise --max-header-bytes."
+_TOO_LONG = "URL and headers, or trailers and chunk extensions, exceed {limit} bytes; send less; the operator can raise --max-header-bytes."
 IDLE, HEAD, BODY = range(3)  # what the parser reads: nothing between two requests, a head, or a body
 
 
@@ -59,7 +59,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(cause if isinstance(cause, BertServeError) else MalformedRequestError("not a valid HTTP/1.1 request."))
         else:
             if self._room < 0:
-                self._refuse(HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE, limit=self.settings.max_header_bytes))
+                self._refuse(HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LONG, limit=self.settings.max_header_bytes))
             elif self._stage == HEAD and self.timeout_keep_alive_task is None:
                 self._start_timer()
 
@@ -75,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Checks a complete head, and starts the application."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.settings.max_header_bytes:
-            raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE, limit=self.settings.max_header_bytes)
+            raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LONG, limit=self.settings.max_header_bytes)
         # uvicorn would cut a fragment off, and a proxy might not: the two would see different paths
         if self.parser.get_http_version() not in ("1.1", "1.0") or self.parser.get_method() == b"CONNECT" or b"#" in self.url:
             raise MalformedRequestError("only HTTP/1.1 and HTTP/1.0 are supported, without CONNECT, and without `#` in the target.")

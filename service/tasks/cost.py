@@ -14,8 +14,8 @@ import orjson
 from bertserve.service.errors import TooLargeError
 
 # Limits of one request. 512 vectors of 1,024 numbers are within all of them.
-# Characters of an input to tokenize; a text that is tokenized again for each label or choice counts again. The slowest text, Korean, takes
-# 14 s of a thread; other requests get turns between the texts of the input.
+# Characters of an input to tokenize; a text that is tokenized again for each label or choice counts again. In Korean, the slowest
+# language, they take 14 s of a prepare thread.
 MAX_TOKENIZED_CHARS = 2**20
 # Tokenizing a text has a fixed cost that equals this many characters; it counts for each text of a request after the first.
 TEXT_CHARS = 32

@@ -139,8 +139,8 @@ class DecisionRule:
         elif self.for_label_sets:
             decision = [item["label"] for item in scored if item["score"] >= self.threshold_of(label)] or None
         else:
-            own = (item["label"] for item in scored if item["label"] in self.thresholds and item["score"] >= self.thresholds[item["label"]])
-            decision = next(own, label if score >= self.threshold_of(label) else None)
+            reached_labels = (item["label"] for item in scored if item["score"] >= self.thresholds.get(item["label"], float("inf")))
+            decision = next(reached_labels, label if score >= self.threshold_of(label) else None)
         return self.conclude(decision, answer, score, label)
 
     def conclude(self, decision: Any, answer: Any, best: float | None, label: str = "", **more: Any) -> Any:

@@ -165,7 +165,7 @@ def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: Mode
     )
     own_pooling = pooling == embedding.pooling != "none" and not layers
     prompt = "" if name is None else embedding.prompts[name]
-    return [EmbedInput(text, parameters, prompt, width, layers, own_pooling) for text in texts]
+    return [EmbedInput(text, parameters, prompt, width=width, layers=layers, own_pooling=own_pooling) for text in texts]
 
 
 def _response_bytes(input_: EmbedInput, length: int) -> int:
@@ -269,13 +269,13 @@ class EmbedBody(EmbedOptions, TaskBody):
             InvalidValueError: The parameters contradict each other, or do not fit the model.
         """
         options = self.model_dump(include=set(EmbedOptions.model_fields), exclude_none=True)
-        within = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
-        for name in options.keys() & within.keys():
-            if options[name] != within[name]:
+        nested_options = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
+        for name in options.keys() & nested_options.keys():
+            if options[name] != nested_options[name]:
                 raise InvalidValueError(
                     "`{field}` is given next to `inputs` and in `parameters`, with different values; remove one of them.", field=name
                 )
-        return embed_inputs(self.items, EmbedParameters(**options | within), config)
+        return embed_inputs(self.items, EmbedParameters(**options | nested_options), config)
 
 
 def _widths(manifest: Manifest) -> dict[str, int]:

@@ -90,10 +90,10 @@ class PassageWindows:
 
         The probability of "no answer" has no meaning if there is no [CLS].
         """
-        none = [] if self.tokenizer.spec.cls_index is None else [self.tokenizer.spec.cls_index]
-        place = np.array([*none, *range(encoding.start, encoding.start + count)])
+        cls_positions = [] if self.tokenizer.spec.cls_index is None else [self.tokenizer.spec.cls_index]
+        place = np.array([*cls_positions, *range(encoding.start, encoding.start + count)])
         start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
-        return float(start[0] * end[0]), start[len(none) :], end[len(none) :]
+        return float(start[0] * end[0]), start[len(cls_positions) :], end[len(cls_positions) :]
 
 
 def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskModel) -> TaskGenerator:

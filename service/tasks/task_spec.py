@@ -45,7 +45,7 @@ class TaskSpec:
         name: Its Hugging Face name, as in manifests and pipelines.
         path: Its endpoint, without the first slash.
         title: A short description for OpenAPI.
-        body: The body of a request. Its `parameters` have limits and texts.
+        body: The body of a request; its fields have the limits, and the descriptions for OpenAPI.
         response_type: Type of the response's body, for OpenAPI.
         function: The task's generator function, which yields encodings and returns the result.
         derivation: Set if bundles of other tasks answer the task.

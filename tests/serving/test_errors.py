@@ -20,7 +20,7 @@ from bertserve.service.tasks.catalog import TASKS
 ERRORS = facts.errors()
 
 
-def test_every_error_of_a_request_has_its_own_status_and_type() -> None:
+def test_every_error_of_a_request_has_its_own_type() -> None:
     assert len(ERRORS) == len({error.error_type for error in ERRORS} - {BertServeError.error_type})
 
 

@@ -80,9 +80,8 @@ def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Pa
     with running(models, tmp_path / "log", *TWO) as server, clients_of(server, 8, workers=2) as clients:
         for client in clients:
             assert 200 == client.post("/classify", json={"inputs": ["good", "bad"]}).status_code
-        wait_until(
-            lambda: {float(len(clients))} == {count_answers(client) for client in clients}
-        )  # each answer is counted after it was sent
+        # each answer is counted after it was sent
+        wait_until(lambda: {float(len(clients))} == {count_answers(client) for client in clients})
         page = clients[0].get("/metrics").text
         assert 'bertserve_model_info{model="tiny"' in page
         assert "pid=" not in page
