@@ -85,9 +85,7 @@ def quantize(
     sensitivities = sensitivity.measure(model, nearest_params, instrumented, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
     onnx_files.remove(instrumented)
     insensitive_inputs = {tensor for tensor, share in sensitivities.items() if share < SMOOTH_ABOVE}
-    multipliers = {
-        name: params.multiplier for name, params in activation_params.items() if params.is_smoothed and name not in shared_inputs
-    }
+    multipliers = {name: param.multiplier for name, param in activation_params.items() if param.is_smoothed and name not in shared_inputs}
     for tensor in graph_edits.fold_smoothing(model.graph, multipliers):
         observed[tensor], activation_params[tensor] = observed[tensor].scaled(multipliers[tensor]), activation_params[tensor].folded()
     units, inputs = _split_outliers(model.graph, [tensor for tensor, share in sensitivities.items() if share > SPLIT_ABOVE], observed)
