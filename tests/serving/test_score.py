@@ -474,7 +474,7 @@ def test_blocks_without_an_entity_do_not_decide_the_type_of_predictions(tmp_path
 def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a local cluster, with the public class in a pipeline and with `--ray`. A row without an answer has an error.
 
-    A variable that is for other commands is no error.
+    A variable of another command is ignored.
     """
     variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": tempfile.mkdtemp(prefix="ray"), "BERT_SERVE_THREADS": "2"}
     for name, value in variables.items():

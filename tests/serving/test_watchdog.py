@@ -15,7 +15,7 @@ from app_client import error_of, fake_service, serving
 from bertserve.service import build
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
 from fakes import FakeEngine
-from scheduler_harness import Harness, constant_seconds, on_loop
+from scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
 
 
 class WatchdogHarness(Harness):
@@ -59,22 +59,25 @@ async def test_a_thread_that_hangs_is_replaced(harness: WatchdogHarness) -> None
     old_gate.set()
 
 
-@on_loop(WatchdogHarness, manual=True, threads=2)
-async def test_after_as_many_hangs_as_threads_nothing_runs(harness: WatchdogHarness) -> None:
-    blockers = [await harness.block()]
-    harness.look(6)
-    assert (1, True) == (harness.hangs, harness.scheduler.ready)
-    blockers += [await harness.block(), await harness.block()]
-    waiting = harness.submit("waiting")
-    await asyncio.sleep(0)
-    harness.look(6)
-    assert not harness.scheduler.ready
-    errors = await asyncio.gather(*blockers, return_exceptions=True)
-    assert ["EngineError", "EngineError", "UnavailableError"] == sorted(type(error).__name__ for error in errors)  # threads have no order
-    for late in (waiting, harness.submit("late")):
-        with pytest.raises(UnavailableError) as refusal:
-            await late
-        assert harness.scheduler.failure == refusal.value.values["reason"]
+def test_after_as_many_hangs_as_threads_nothing_runs(caplog: pytest.LogCaptureFixture) -> None:
+    async def check(harness: WatchdogHarness) -> None:
+        blockers = [await harness.block()]
+        harness.look(6)
+        assert (1, True) == (harness.hangs, harness.scheduler.ready)
+        blockers.append(await harness.block())
+        await harness.wait_for_idle_thread()
+        waiting = harness.submit("waiting", runner=harness.runs(seconds=constant_seconds(2.0)))
+        await asyncio.sleep(0)
+        harness.look(6)
+        assert (2, False) == (harness.hangs, harness.scheduler.ready)
+        assert [EngineError, EngineError] == [*map(type, await asyncio.gather(*blockers, return_exceptions=True))]
+        for late in (waiting, harness.submit("late")):
+            with pytest.raises(UnavailableError) as refusal:
+                await late
+            assert harness.scheduler.failure == refusal.value.values["reason"]
+
+    run_with_harness(check, WatchdogHarness, manual=True, threads=2)
+    assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]
 
 
 @on_loop(WatchdogHarness, manual=True)
