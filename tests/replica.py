@@ -80,7 +80,7 @@ class ServeProcess:
                 connection.request("GET", "/health/live")
                 answer = connection.getresponse()
                 answer.read()
-                assert _READY == answer.status
+                assert answer.status == _READY
                 longest = max(longest, time.perf_counter() - start)
                 time.sleep(pause_s)
         return longest

@@ -36,7 +36,7 @@ def test_every_error_is_described() -> None:
     rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", section("http-api.md", "Errors"), re.MULTILINE)
 
     types = {(error.status, error.error_type) for error in (*facts.errors(), BertServeError)}
-    assert sorted(types) == sorted((int(status), error_type) for status, error_type in rows)
+    assert sorted((int(status), error_type) for status, error_type in rows) == sorted(types)
 
 
 def test_every_endpoint_is_described() -> None:
@@ -50,7 +50,7 @@ def test_every_endpoint_is_described() -> None:
     }
 
     assert endpoints
-    assert [] == [endpoint for endpoint in endpoints if f"## {endpoint}\n" not in text and f"`{endpoint}`" not in text]
+    assert [endpoint for endpoint in endpoints if f"## {endpoint}\n" not in text and f"`{endpoint}`" not in text] == []
 
 
 def test_the_error_in_the_tutorial_is_that_of_its_request() -> None:
@@ -68,26 +68,26 @@ def test_every_field_of_another_wire_format_is_named(path: str) -> None:
     schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     fields = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
 
-    assert set() == set(fields) - {"model", "parameters"} - set(re.findall(r"`(\w+)`", section("http-api.md", f"POST {path}")))
+    assert set(fields) - {"model", "parameters"} - set(re.findall(r"`(\w+)`", section("http-api.md", f"POST {path}"))) == set()
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_every_manifest_field_is_specified(record: type[Record]) -> None:
-    assert sorted(record.model_fields) == sorted(items(record))
+    assert sorted(items(record)) == sorted(record.model_fields)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_optional_manifest_fields_are_marked(record: type[Record]) -> None:
     optional = {name for name, field in record.model_fields.items() if not field.is_required()}
 
-    assert optional == {name for name, meaning in items(record).items() if "*Optional*" in meaning}
+    assert {name for name, meaning in items(record).items() if "*Optional*" in meaning} == optional
 
 
 def test_every_manifest_record_has_a_section() -> None:
     headings = re.findall(r"^### (\w+)$", (REFERENCE / "manifest.md").read_text(encoding="utf-8"), re.MULTILINE)
 
     assert Manifest in RECORDS
-    assert [record.__name__ for record in RECORDS] == sorted(headings)
+    assert sorted(headings) == [record.__name__ for record in RECORDS]
 
 
 def test_every_slo_metric_is_described() -> None:
@@ -97,12 +97,12 @@ def test_every_slo_metric_is_described() -> None:
         for cell in section("../how-to/load-test.md", "Metrics for --slo").splitlines()[3].strip("|").split("|")
     )
 
-    assert {name for name, at_most in measurement.METRICS.items() if at_most} == most
-    assert {name for name, at_most in measurement.METRICS.items() if not at_most} == least
+    assert most == {name for name, at_most in measurement.METRICS.items() if at_most}
+    assert least == {name for name, at_most in measurement.METRICS.items() if not at_most}
 
 
 def test_every_workload_is_described() -> None:
     names = re.findall(r"^\| `([^`|]+)`", section("../how-to/load-test.md", "Workloads"), re.MULTILINE)
     rows = [name for name in names if not name.startswith("/")]
 
-    assert sorted(workloads.NAMES) == sorted(rows)
+    assert sorted(rows) == sorted(workloads.NAMES)

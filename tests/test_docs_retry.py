@@ -56,26 +56,26 @@ def test_requests_to_a_busy_service_are_retried() -> None:
     """A pause takes `Retry-After`, or 1 s after a lost connection, plus at most 50 %. Each retry sends the remaining time as timeout."""
     code, output, pauses, requests = run(429, 503, 0, 429)
 
-    assert 0 == code
+    assert code == 0
     assert "positive" in output
-    assert [{"inputs": "A warm, funny film."}] * 5 == [body for body, _ in requests]
-    assert [True] * 4 == [least <= pause <= 1.5 * least for least, pause in zip([2, 2, 1, 2], pauses, strict=True)]
+    assert [body for body, _ in requests] == [{"inputs": "A warm, funny film."}] * 5
+    assert [least <= pause <= 1.5 * least for least, pause in zip([2, 2, 1, 2], pauses, strict=True)] == [True] * 4
     timeouts = [timeout for _, timeout in requests]
     assert 30000 >= timeouts[0] > 1000
-    assert [True] * 4 == [before - after >= 1000 for before, after in pairwise(timeouts)]
+    assert [before - after >= 1000 for before, after in pairwise(timeouts)] == [True] * 4
 
 
 @pytest.mark.parametrize("status", [422, 504, 500])
 def test_errors_without_retry_after_are_not_retried(status: int) -> None:
     code, _, pauses, requests = run(status)
 
-    assert (1, [], 1) == (code, pauses, len(requests))
+    assert (code, pauses, len(requests)) == (1, [], 1)
 
 
 def test_retries_end_at_the_deadline() -> None:
     """All pauses together take less than the program's deadline of 30 s, and a request follows each pause."""
     code, _, pauses, requests = run(*[429] * 40)
 
-    assert 1 == code
+    assert code == 1
     assert sum(pauses) < 30
-    assert len(pauses) + 1 == len(requests)
+    assert len(requests) == len(pauses) + 1

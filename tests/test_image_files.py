@@ -17,7 +17,7 @@ def test_containers_the_unit_and_make_serve_set_the_same_memory_settings() -> No
     """They are also the settings in docs/how-to/operations.md, and this machine's C library supports them."""
     tunables = re.findall(r"glibc\.malloc\.\S+", document("Makefile"))
     for name in ("Dockerfile", "deploy/systemd/bertserve@.service"):
-        assert tunables == re.findall(r"glibc\.malloc\.\S+", document(name))
+        assert re.findall(r"glibc\.malloc\.\S+", document(name)) == tunables
     assert f"GLIBC_TUNABLES={tunables[0]}" in document("docs/how-to/operations.md")
     if not (loader := Path("/lib64/ld-linux-x86-64.so.2")).exists():
         pytest.skip("not a machine with glibc for x86-64")

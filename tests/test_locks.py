@@ -38,10 +38,10 @@ def test_every_pin_of_the_image_has_the_tested_version_and_hashes(lock: str) -> 
     """If this fails after a change of constraints.txt, run `make lock`."""
     constraints = {name: version for name, (version, _) in pins(ROOT / "constraints.txt").items()}
     lock_pins = pins(ROOT / "locks" / f"{lock}.txt")
-    assert [] == [name for name, (_, hashes) in lock_pins.items() if hashes == 0]
+    assert [name for name, (_, hashes) in lock_pins.items() if hashes == 0] == []
     assert {name for name in lock_pins if name not in constraints and not name.startswith("nvidia-")} <= UNTESTED
-    assert {name: version for name, (version, _) in lock_pins.items() if name in constraints} == {
-        name: constraints[name] for name in lock_pins if name in constraints
+    assert {name: constraints[name] for name in lock_pins if name in constraints} == {
+        name: version for name, (version, _) in lock_pins.items() if name in constraints
     }
 
 
@@ -53,11 +53,11 @@ def test_the_image_installs_every_dependency_of_the_service(extras: str) -> None
 
 
 def test_the_build_lock_has_every_build_requirement() -> None:
-    assert PROJECT["build-system"]["requires"] == PROJECT["dependency-groups"]["build"]
+    assert PROJECT["dependency-groups"]["build"] == PROJECT["build-system"]["requires"]
     assert names(PROJECT["build-system"]["requires"]) <= set(pins(ROOT / "locks/build.txt"))
 
 
 def test_the_image_installs_nothing_without_a_hash() -> None:
     steps = re.findall(r"^RUN pip install (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert steps
-    assert [] == [step for step in steps if "--require-hashes" not in step and not step.endswith("--no-deps /app/wheels/*.whl")]
+    assert [step for step in steps if "--require-hashes" not in step and not step.endswith("--no-deps /app/wheels/*.whl")] == []

@@ -28,4 +28,4 @@ def test_each_template_is_a_literal_and_gets_its_values() -> None:
             )
             if not literal and not (isinstance(template, ast.Name) and template.id.isupper()):
                 places.append(f"{path.relative_to(SERVICE)}:{node.lineno}")
-    assert [] == places
+    assert places == []

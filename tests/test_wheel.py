@@ -52,19 +52,19 @@ def test_the_wheel_has_one_package(wheel: Path) -> None:
     """The wheel contains `bertserve` and its data files, but no measurements, no scripts for them, and no models."""
     names = zipfile.ZipFile(wheel).namelist()
 
-    assert {"bertserve", "bertserve-0.1.0.dist-info"} == {name.split("/")[0] for name in names}
+    assert {name.split("/")[0] for name in names} == {"bertserve", "bertserve-0.1.0.dist-info"}
     data = {f"bertserve/service/api/playground/{name}" for name in (playground.PAGE, *playground.FILES)}
     data |= {"bertserve/export/int8_texts.txt", "bertserve/bench/report.html", "bertserve/bench/sentences.json"}
-    assert data == {n for n in names if n.startswith("bertserve/") and not n.endswith(".py")}
-    assert set() == {"bertserve/bench/gpu_first_run.py", "bertserve/bench/inference_time.py"} & set(names)
+    assert {n for n in names if n.startswith("bertserve/") and not n.endswith(".py")} == data
+    assert {"bertserve/bench/gpu_first_run.py", "bertserve/bench/inference_time.py"} & set(names) == set()
     assert "bertserve/bench/cli.py" in names
 
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize("command", ["bert-serve", "bert-export", "bert-bench"])
 def test_commands_start(command: str, run: Run) -> None:
-    assert 0 == run(command, "--help").returncode
-    assert f"{command} 0.1.0\n" == run(command, "--version").stdout
+    assert run(command, "--help").returncode == 0
+    assert run(command, "--version").stdout == f"{command} 0.1.0\n"
 
 
 @pytest.mark.full_grid
@@ -77,9 +77,9 @@ def test_a_bundle_is_exported_checked_and_verified(run: Run, tmp_path: Path) -> 
     flags = ["--model", str(tmp_path / "reviews"), "--cache-dir", str(tmp_path / "cache"), "--precision", "fp32"]
     check_result = run("bert-serve", "check", *flags)
 
-    assert "reviews: text-classification, cpu/fp32: ok\n" == check_result.stdout, check_result.stderr
+    assert check_result.stdout == "reviews: text-classification, cpu/fp32: ok\n", check_result.stderr
     [bundle] = tmp_path.glob("cache/*/reviews")
-    assert 0 == run("bert-export", "verify", str(bundle)).returncode
+    assert run("bert-export", "verify", str(bundle)).returncode == 0
 
 
 @pytest.mark.full_grid
@@ -92,4 +92,4 @@ def test_every_module_can_be_imported(run: Run) -> None:
     )
     import_result = run("python", "-c", code)
 
-    assert "True []\n" == import_result.stdout, import_result.stderr
+    assert import_result.stdout == "True []\n", import_result.stderr

@@ -34,29 +34,29 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
     (tmp_path / "key").write_text("secret-1\n")
     secrets = ("--header", "x-token: secret-2", "--api-key-file", tmp_path / "key")
     with http_server(ok) as server:
-        assert 0 == load(server.port, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--slo", "error_rate=0", *secrets)
+        assert load(server.port, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--slo", "error_rate=0", *secrets) == 0
     out, err = capsys.readouterr()
     report, html = ((tmp_path / name).read_text(encoding="utf-8") for name in ("a.json", "a.html"))
     document = json.loads(report)
     [metrics] = document["loads"]
     ids = re.findall(r' id="([^"]+)"', html)
 
-    assert ("closed", [{"condition": "error_rate <= 0", "measured": 0, "passed": True}]) == (document["command"], document["verdicts"])
-    assert {"200": metrics["requests"]} == metrics["outcomes"]
-    assert "" == err
+    assert (document["command"], document["verdicts"]) == ("closed", [{"condition": "error_rate <= 0", "measured": 0, "passed": True}])
+    assert metrics["outcomes"] == {"200": metrics["requests"]}
+    assert err == ""
     assert "closed, 16 connections" in out
-    assert 2 == html.count("<svg")
-    assert sorted(set(ids)) == sorted(ids)
-    assert [] == re.findall(r"<(?:script|link|img)|@import|url\((?!#)", html)
+    assert html.count("<svg") == 2
+    assert sorted(ids) == sorted(set(ids))
+    assert re.findall(r"<(?:script|link|img)|@import|url\((?!#)", html) == []
     assert "x-token" in report
     assert "secret" not in report + html + out
 
 
 def test_json_on_stdout_replaces_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
     with http_server(ok) as server:
-        assert 0 == load(server.port, "--json", "-")
+        assert load(server.port, "--json", "-") == 0
 
-    assert "closed" == json.loads(capsys.readouterr().out)["command"]
+    assert json.loads(capsys.readouterr().out)["command"] == "closed"
 
 
 def test_a_load_with_errors_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,22 +66,22 @@ def test_a_load_with_errors_exits_with_1(tmp_path: Path, capsys: pytest.CaptureF
         return BUSY if index % 4 == 3 else OK
 
     with http_server(sometimes) as server:
-        assert 1 == load(server.port, "--html", tmp_path / "a.html")
+        assert load(server.port, "--html", tmp_path / "a.html") == 1
         [line] = [line for line in capsys.readouterr().out.splitlines() if "MISSED" in line]
         assert line.startswith("MISSED: error_rate <= 0.01, measured 0.2")
         assert '<p class="missed">' in (tmp_path / "a.html").read_text()
     with http_server(sometimes) as server:  # another one, because the first request of a load must succeed
-        assert 0 == load(server.port, "--slo", "error_rate=0.5")
+        assert load(server.port, "--slo", "error_rate=0.5") == 0
 
 
 def test_a_port_without_a_server_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 2 == load(unused_port())
+    assert load(unused_port()) == 2
     assert re.fullmatch(r"bert-bench: .*http://127\.0\.0\.1:\d+/classify.*\n", capsys.readouterr().err)
 
 
 def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     with http_server(always(response(b'{"error": "there is no path"}', b"404 Not Found"))) as server:
-        assert 2 == load(server.port)
+        assert load(server.port) == 2
     assert re.search(" answered 404 .*: there is no path", capsys.readouterr().err)
 
 
@@ -114,23 +114,23 @@ def test_invalid_usage_exits_with_2(command: str, hint: str, capsys: pytest.Capt
     except SystemExit as stopped:
         code = stopped.code
     error = capsys.readouterr().err
-    assert (2, 1) == (code, error.count("\n"))
+    assert (code, error.count("\n")) == (2, 1)
     assert hint in error
 
 
 def test_plots_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
 
-    assert 2 == load(unused_port(), "--html", tmp_path / "a.html")
+    assert load(unused_port(), "--html", tmp_path / "a.html") == 2
     assert "[bench]'" in capsys.readouterr().err
 
 
 def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
     with http_server(ok) as server:
-        assert 0 == load(server.port, "--seconds", 0.3, "--rate", 100, "--json", tmp_path / "a.json", command="open")
+        assert load(server.port, "--seconds", 0.3, "--rate", 100, "--json", tmp_path / "a.json", command="open") == 0
     [metrics] = json.loads((tmp_path / "a.json").read_text())["loads"]
 
-    assert (30, True) == (metrics["requests"], metrics["open_loop"])
+    assert (metrics["requests"], metrics["open_loop"]) == (30, True)
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_a_sweep_finds_the_highest_rate_or_exits_with_1(
     monkeypatch.setattr(measurement, "MAX_LATENESS_MS", 1e9)
     flags = ("--seconds", 0.15, "--slo", f"p99_ms={p99_ms}", "--steps", 2, "--max-rate", 40, "--json", tmp_path / "a.json")
     with http_server(ok) as server:
-        assert code == load(server.port, *flags, command="sweep")
+        assert load(server.port, *flags, command="sweep") == code
     document = json.loads((tmp_path / "a.json").read_text())
 
-    assert loads == [metrics["name"] for metrics in document["loads"]]
-    assert (highest, above) == (document["results"]["max_rate"], document["results"]["lowest_rate_not_held"])
+    assert [metrics["name"] for metrics in document["loads"]] == loads
+    assert (document["results"]["max_rate"], document["results"]["lowest_rate_not_held"]) == (highest, above)
 
 
 def test_a_closed_stdout_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_closed_stdout_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatc
     os.close(reader)
     with os.fdopen(writer, "w") as stdout, http_server(ok) as server:
         monkeypatch.setattr("sys.stdout", stdout)
-        assert 1 == load(server.port)
+        assert load(server.port) == 1
 
 
 def test_ctrl_c_prints_partial_results(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_ctrl_c_prints_partial_results(capsys: pytest.CaptureFixture[str]) -> No
         return OK
 
     with http_server(interrupt) as server:
-        assert 130 == load(server.port, "--seconds", 60)
+        assert load(server.port, "--seconds", 60) == 130
     out = capsys.readouterr().out
 
     assert "requests/s" in out

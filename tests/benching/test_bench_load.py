@@ -44,11 +44,11 @@ def outcomes(load: Load) -> set[int | str]:
 def test_a_closed_loop_keeps_its_connections() -> None:
     load, server = load_until(20, ok, connections=2)
 
-    assert 2 == server.connections
-    assert {200} == outcomes(load)
-    assert server.requests == len(load.records)
-    assert {body.content for body in BODIES} == set(server.bodies)
-    assert b"tokenize;dur=0.5, inference;dur=2.0" == load.records[0].server_timing
+    assert server.connections == 2
+    assert outcomes(load) == {200}
+    assert len(load.records) == server.requests
+    assert set(server.bodies) == {body.content for body in BODIES}
+    assert load.records[0].server_timing == b"tokenize;dur=0.5, inference;dur=2.0"
 
 
 def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
@@ -62,11 +62,11 @@ def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
     load, server = load_until(4, stall_first, arrivals=arrivals)
     first, *others = sorted(load.records)
 
-    assert pytest.approx(arrivals, abs=0.002) == [record.intended - first.intended for record in (first, *others)]
-    assert [] == [record for record in others if record.sent < first.ended]
-    assert 3 == load.capped
+    assert [record.intended - first.intended for record in (first, *others)] == pytest.approx(arrivals, abs=0.002)
+    assert [record for record in others if record.sent < first.ended] == []
+    assert load.capped == 3
     assert load.cpu_s > 0
-    assert 1 == server.connections
+    assert server.connections == 1
 
 
 def test_an_open_loop_opens_connections_as_needed() -> None:
@@ -80,9 +80,9 @@ def test_an_open_loop_opens_connections_as_needed() -> None:
 
     load, server = load_until(20, when_all_are_there, connections=64, arrivals=[i / 1000 for i in range(20)])
 
-    assert [200] * 20 == [record.outcome for record in load.records]
-    assert 20 == server.connections
-    assert 0 == load.capped
+    assert [record.outcome for record in load.records] == [200] * 20
+    assert server.connections == 20
+    assert load.capped == 0
 
 
 def test_a_closed_connection_is_an_error_and_replaced() -> None:
@@ -91,15 +91,15 @@ def test_a_closed_connection_is_an_error_and_replaced() -> None:
 
     load, server = load_until(10, close_second)
 
-    assert 1 == Counter(record.outcome for record in load.records)["closed"]
-    assert 2 == server.connections
-    assert 200 == load.records[-1].outcome
+    assert Counter(record.outcome for record in load.records)["closed"] == 1
+    assert server.connections == 2
+    assert load.records[-1].outcome == 200
 
 
 def test_a_connection_close_header_is_not_an_error() -> None:
     load, server = load_until(5, always(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")))
 
-    assert {200} == outcomes(load)
+    assert outcomes(load) == {200}
     assert server.connections >= server.requests >= 5
 
 
@@ -109,12 +109,12 @@ def test_a_request_without_a_response_times_out() -> None:
         closed, opened = (Load(target(server.port), count, seconds=0.05, warmup_s=0.0, timeout_s=0.05) for count in (2, 1))
         closed.run(threading.Event())
         opened.run(threading.Event(), [0.0, 0.0, 0.0])
-    assert {"timeout"} == outcomes(closed)
-    assert ["timeout"] * 3 == [record.outcome for record in opened.records]
+    assert outcomes(closed) == {"timeout"}
+    assert [record.outcome for record in opened.records] == ["timeout"] * 3
 
 
 def test_a_response_that_is_not_http_is_malformed() -> None:
-    assert {"malformed"} == outcomes(load_until(3, always(b"NONSENSE\r\n\r\n"))[0])
+    assert outcomes(load_until(3, always(b"NONSENSE\r\n\r\n"))[0]) == {"malformed"}
 
 
 @pytest.mark.parametrize(
@@ -129,15 +129,15 @@ def test_a_response_that_is_not_http_is_malformed() -> None:
 def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
     load, server = load_until(3, always(answer))
 
-    assert {status} == outcomes(load)
+    assert outcomes(load) == {status}
     assert server.requests == len(load.records) >= 3
-    assert 1 == server.connections
+    assert server.connections == 1
 
 
 def test_a_stop_ends_requests_that_wait_for_a_response_or_a_connection() -> None:
     load, _ = load_until(1, never, arrivals=[0.0, 0.0, 0.0])
 
-    assert ["interrupted"] * 3 == [record.outcome for record in load.records]
+    assert [record.outcome for record in load.records] == ["interrupted"] * 3
 
 
 def test_arrivals_are_a_poisson_process() -> None:
@@ -145,10 +145,10 @@ def test_arrivals_are_a_poisson_process() -> None:
     times = poisson_arrivals(100, 200, seed=1)
     gaps = [b - a for a, b in itertools.pairwise(times)]
 
-    assert pytest.approx(20_000, rel=0.03) == len(times)
-    assert pytest.approx(0.01, rel=0.03) == fmean(gaps)
-    assert pytest.approx(0.01, rel=0.05) == pstdev(gaps)
-    assert sorted(times) == times
-    assert 200 > times[-1]
+    assert len(times) == pytest.approx(20_000, rel=0.03)
+    assert fmean(gaps) == pytest.approx(0.01, rel=0.03)
+    assert pstdev(gaps) == pytest.approx(0.01, rel=0.05)
+    assert times == sorted(times)
+    assert times[-1] < 200
     assert times == poisson_arrivals(100, 200, seed=1) != poisson_arrivals(100, 200, seed=2)
-    assert pytest.approx([t / 2 for t in times]) == poisson_arrivals(200, 100, seed=1)
+    assert poisson_arrivals(200, 100, seed=1) == pytest.approx([t / 2 for t in times])

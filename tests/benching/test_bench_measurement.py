@@ -19,7 +19,7 @@ def summary(records: list[RequestRecord], start: float, end: float, *, texts: in
 def test_a_distribution_keeps_its_tail() -> None:
     times = [float(i) for i in range(1000, 0, -1)]
 
-    assert {"mean_ms": 500.5, "p50_ms": 500, "p90_ms": 900, "p99_ms": 990, "p999_ms": 999, "max_ms": 1000} == latency_metrics(times)
+    assert latency_metrics(times) == {"mean_ms": 500.5, "p50_ms": 500, "p90_ms": 900, "p99_ms": 990, "p999_ms": 999, "max_ms": 1000}
 
 
 def test_latency_counts_from_the_scheduled_time() -> None:
@@ -31,10 +31,10 @@ def test_latency_counts_from_the_scheduled_time() -> None:
     ]
     metrics = summary(records, 0.0, 10.0, texts=4)
 
-    assert 4000.0 == metrics.latency["max_ms"]
-    assert {"200": 1, "503": 1, "timeout": 1} == metrics.outcomes
-    assert pytest.approx(2 / 3) == metrics.error_rate
-    assert (0.1, 0.4) == (metrics.rps, metrics.texts_per_s)
+    assert metrics.latency["max_ms"] == 4000.0
+    assert metrics.outcomes == {"200": 1, "503": 1, "timeout": 1}
+    assert metrics.error_rate == pytest.approx(2 / 3)
+    assert (metrics.rps, metrics.texts_per_s) == (0.1, 0.4)
 
 
 def test_rates_do_not_depend_on_the_measured_interval() -> None:
@@ -42,20 +42,20 @@ def test_rates_do_not_depend_on_the_measured_interval() -> None:
     records = [RequestRecord(at, at, at + 4.0, 200, 0, b"") for at in (0.0, 4.0, 8.0, 12.0, 16.0) for _ in range(3)]
     for start, end in ((0.0, 20.0), (2.0, 9.0), (3.9, 8.1), (9.0, 10.0)):
         metrics = summary(records, start, end, texts=2)
-        assert pytest.approx((0.75, 1.5)) == (metrics.rps, metrics.texts_per_s)
+        assert (metrics.rps, metrics.texts_per_s) == pytest.approx((0.75, 1.5))
 
 
 def test_overhead_is_the_time_outside_inference() -> None:
     records = [RequestRecord(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
     metrics = summary(records, 0.0, 5.0)
 
-    assert {"tokenize": 1.0, "inference": 7.5} == metrics.server_p50_ms
-    assert pytest.approx(2.5) == metrics.overhead_ms
+    assert metrics.server_p50_ms == {"tokenize": 1.0, "inference": 7.5}
+    assert metrics.overhead_ms == pytest.approx(2.5)
 
 
 @pytest.mark.parametrize("cpu_s", [3.4, 3.6])
 def test_a_generator_that_uses_most_of_a_core_is_a_warning(cpu_s: float) -> None:
-    assert (cpu_s > 3.5) == bool(summary([RequestRecord(0.0, 0.0, 0.1, 200, 0, b"")], 0.0, 5.0, cpu_s=cpu_s).warnings)
+    assert bool(summary([RequestRecord(0.0, 0.0, 0.1, 200, 0, b"")], 0.0, 5.0, cpu_s=cpu_s).warnings) == (cpu_s > 3.5)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_a_generator_that_uses_most_of_a_core_is_a_warning(cpu_s: float) -> None
     ],
 )
 def test_objectives_are_upper_or_lower_limits(objective: str, value: float | None, passed: bool) -> None:
-    assert passed == parse_objectives([objective])[0].is_met(value)
+    assert parse_objectives([objective])[0].is_met(value) == passed
 
 
 def test_parsed_objectives_include_a_default_error_rate() -> None:
-    assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in parse_objectives(["p99_ms=50, rps=10"])]
-    assert ["error_rate <= 0.5"] == [str(c) for c in parse_objectives(["error_rate=0.5"])]
-    assert ["error_rate <= 0.01"] == [str(c) for c in parse_objectives([])]
+    assert [str(c) for c in parse_objectives(["p99_ms=50, rps=10"])] == ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"]
+    assert [str(c) for c in parse_objectives(["error_rate=0.5"])] == ["error_rate <= 0.5"]
+    assert [str(c) for c in parse_objectives([])] == ["error_rate <= 0.01"]
 
 
 @pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
@@ -89,5 +89,5 @@ def test_the_warm_up_is_left_out() -> None:
     records = [RequestRecord(at, at, at + 0.01, 200, 0, b"") for at in (0.0, 0.5, 1.0, 1.5)]
     metrics = summary(records, 1.0, 2.0)
 
-    assert 2 == metrics.requests
-    assert 2.0 == metrics.rps
+    assert metrics.requests == 2
+    assert metrics.rps == 2.0

@@ -26,7 +26,7 @@ def sentiment_raw_loop() -> RawLoop:
 def test_workloads_have_the_expected_token_counts(sentiment: RawLoop, workload: str, low: int, mean: int, high: int) -> None:
     tokens = [feed["input_ids"].shape[1] for feed, _ in sentiment.encode(target.build_bodies(workload))]
 
-    assert pytest.approx(mean, rel=0.05) == fmean(tokens)
+    assert fmean(tokens) == pytest.approx(mean, rel=0.05)
     assert low <= min(tokens)
     assert high >= max(tokens)
     assert workload != "mixed" or median(tokens) < 40
@@ -46,7 +46,7 @@ def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None
     raw = RawLoop(path, file)
     runs = raw.encode([body])
 
-    assert ["attention_mask", "input_ids"] == sorted(runs[0][0])
+    assert sorted(runs[0][0]) == ["attention_mask", "input_ids"]
     assert len(runs) > 1
     assert raw.run_loop(runs, threads=2, seconds=0.1, stop=threading.Event()) > 0
 
@@ -79,6 +79,6 @@ def test_a_bundle_that_is_not_what_the_service_runs_is_refused(
     """Another bundle, another version of it, a graph that it does not have, or another provider: the ratio would compare two things."""
     info = INFO | {"version": RawLoop(models / "tiny").bundle.version}
 
-    assert "fp32" == RawLoop(models / "tiny", served=info).description["precision"]
+    assert RawLoop(models / "tiny", served=info).description["precision"] == "fp32"
     with pytest.raises(error, match=message):
         RawLoop(models / "tiny", served=info | changes)

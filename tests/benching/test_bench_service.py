@@ -45,7 +45,7 @@ def no_warm_up_of_the_raw_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measure(folder: Path, *flags: object) -> dict[str, Any]:
-    assert 0 == cli.main([str(flag) for flag in (*flags, "--json", folder / "a.json")]), flags
+    assert cli.main([str(flag) for flag in (*flags, "--json", folder / "a.json")]) == 0, flags
     document: dict[str, Any] = json.loads((folder / "a.json").read_text())
     return document
 
@@ -54,9 +54,9 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
     document = measure(tmp_path, "closed", *SHORT, "--target", f"{service.url}/classify={service.texts}", "--connections", 2)
     [metrics] = document["loads"]
 
-    assert "classifier" == document["model"]["name"]
+    assert document["model"]["name"] == "classifier"
     assert document["service"]["limits"]["threads"] >= 1
-    assert {"tokenize", "queue", "inference", "decode"} == set(metrics["server_p50_ms"])
+    assert set(metrics["server_p50_ms"]) == {"tokenize", "queue", "inference", "decode"}
     assert metrics["overhead_ms"] is not None
 
 
@@ -65,9 +65,9 @@ def test_compare_measures_service_and_raw_loop_in_each_round(service: Service, t
     document = measure(tmp_path, "compare", *SHORT, *flags, "--bundle", service.models / "classifier")
     results = document["results"]
 
-    assert document["raw_loop"]["digest"] == document["model"]["version"]
-    assert document["raw_loop"]["threads"] == document["service"]["limits"]["threads"]
-    assert 2 == len(document["loads"])
+    assert document["model"]["version"] == document["raw_loop"]["digest"]
+    assert document["service"]["limits"]["threads"] == document["raw_loop"]["threads"]
+    assert len(document["loads"]) == 2
     assert 0 < results["ratio_lowest"] <= results["ratio"] <= results["ratio_highest"]
 
 
@@ -89,6 +89,6 @@ def test_each_kind_of_endpoint_can_be_loaded(service: Service, tmp_path: Path, p
     document = measure(tmp_path, "compare", *SHORT, *flags, "--rounds", 1, "--bundle", service.models / name)
     [metrics] = document["loads"]
 
-    assert "short" == document["model"]["workload"]
-    assert pytest.approx(units * metrics["rps"]) == metrics["texts_per_s"]
+    assert document["model"]["workload"] == "short"
+    assert metrics["texts_per_s"] == pytest.approx(units * metrics["rps"])
     assert document["results"]["ratio"] > 0

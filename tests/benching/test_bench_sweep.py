@@ -67,10 +67,10 @@ def test_the_search_goes_up_or_down_from_the_closed_loop(
     loads = FakeLoads(closed=closed)
     report = loads.sweep(steps=steps)
 
-    assert [f"{rate}/s" for rate in rates] == [name for name in loads.names if "confirmation" not in name]
-    assert [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY] == [name for name in loads.names if "confirmation" in name]
-    assert (pytest.approx(highest), above and pytest.approx(above)) == (report.results["max_rate"], report.results["lowest_rate_not_held"])
-    assert (above is None, 10.0) == ("higher rates may hold" in report.conclusion, report.metrics["p99_ms"])
+    assert [name for name in loads.names if "confirmation" not in name] == [f"{rate}/s" for rate in rates]
+    assert [name for name in loads.names if "confirmation" in name] == [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY]
+    assert (report.results["max_rate"], report.results["lowest_rate_not_held"]) == (pytest.approx(highest), above and pytest.approx(above))
+    assert ("higher rates may hold" in report.conclusion, report.metrics["p99_ms"]) == (above is None, 10.0)
 
 
 @pytest.mark.parametrize(("max_rate", "rates", "highest", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
@@ -78,8 +78,8 @@ def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], highest: 
     loads = FakeLoads()
     report = loads.sweep(steps=3, max_rate=max_rate)
 
-    assert [f"{rate}/s" for rate in rates] == [name for name in loads.names if "confirmation" not in name]
-    assert (highest, bound) == (report.results["max_rate"], "higher rates may hold" in report.conclusion)
+    assert [name for name in loads.names if "confirmation" not in name] == [f"{rate}/s" for rate in rates]
+    assert (report.results["max_rate"], "higher rates may hold" in report.conclusion) == (highest, bound)
 
 
 def test_a_rate_that_only_one_load_held_is_not_the_result() -> None:
@@ -87,9 +87,9 @@ def test_a_rate_that_only_one_load_held_is_not_the_result() -> None:
     loads = FakeLoads(p99=lambda rate, confirmation: rate / 10 + 8 * confirmation)
     report = loads.sweep(steps=3, max_rate=480)
 
-    assert ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"] == loads.names
-    assert (360, 480, 44.0) == (report.results["max_rate"], report.results["lowest_rate_not_held"], report.metrics["p99_ms"])
-    assert ["360", "480"] == re.findall(r"\b\d{3}\b", report.conclusion)
+    assert loads.names == ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"]
+    assert (report.results["max_rate"], report.results["lowest_rate_not_held"], report.metrics["p99_ms"]) == (360, 480, 44.0)
+    assert re.findall(r"\b\d{3}\b", report.conclusion) == ["360", "480"]
 
 
 @pytest.mark.parametrize("late", ["440/s", "440/s, confirmation"])
@@ -98,7 +98,7 @@ def test_a_late_generator_ends_the_upward_search(late: str) -> None:
     loads = FakeLoads(late=lambda name: name == f"open, {late}")
     report = loads.sweep(steps=3)
 
-    assert (pytest.approx(330), pytest.approx(440)) == (report.results["max_rate"], report.results["lowest_rate_not_held"])
+    assert (report.results["max_rate"], report.results["lowest_rate_not_held"]) == (pytest.approx(330), pytest.approx(440))
 
 
 def test_a_closed_loop_without_responses_is_an_error() -> None:
@@ -112,7 +112,7 @@ def test_ctrl_c_in_the_closed_loop_ends_the_sweep(closed: float) -> None:
     loads = FakeLoads(closed=closed, interrupted=True)
     report = loads.sweep()
 
-    assert [] == loads.names
+    assert loads.names == []
     assert "no rate" in report.conclusion
 
 

@@ -25,7 +25,7 @@ def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] 
         target, info = probe_target(f"http://127.0.0.1:{server.port}/fill-mask=mask", {}, texts=1, seed=0)
 
     assert None is info  # a report needs also the model's name
-    assert [1, 1] == [json.loads(body)["inputs"].count(mask) for body in (server.bodies[1], target.bodies[0].content)]
+    assert [json.loads(body)["inputs"].count(mask) for body in (server.bodies[1], target.bodies[0].content)] == [1, 1]
 
 
 def test_the_name_of_a_file_of_bodies_can_have_an_equals_sign(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_the_name_of_a_file_of_bodies_can_have_an_equals_sign(tmp_path: Path) ->
     with http_server(ok) as server:
         target, _ = probe_target(f"http://127.0.0.1:{server.port}/classify={tmp_path}/a=1.jsonl", {}, texts=1, seed=0)
 
-    assert [{"inputs": "a text"}] == [json.loads(body.content) for body in target.bodies]
+    assert [json.loads(body.content) for body in target.bodies] == [{"inputs": "a text"}]
 
 
 @pytest.mark.parametrize("status", [b"302 Found", b"422 Unprocessable Content", b"429 Too Many Requests", b"503 Service Unavailable"])
@@ -55,4 +55,4 @@ def test_a_request_is_complete_http() -> None:
     target = Target(address, [Body(b"{}", 1)], {"x-a": "1"})
     expected = b"POST /classify?a=b HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\nx-a: 1\r\nContent-Length: 2\r\n\r\n{}"
 
-    assert [expected] == target.requests
+    assert target.requests == [expected]

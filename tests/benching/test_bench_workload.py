@@ -14,7 +14,7 @@ from bertserve.bench import BenchError, target, workloads
 def test_workloads_are_the_same_for_a_seed(name: str) -> None:
     inputs = workloads.workload_inputs(name, seed=1)
 
-    assert inputs == workloads.workload_inputs(name, seed=1)
+    assert workloads.workload_inputs(name, seed=1) == inputs
     assert inputs != workloads.workload_inputs(name, seed=2)
     assert len(inputs) == len({str(item) for item in inputs}) >= 24
 
@@ -25,8 +25,8 @@ def test_every_text_of_a_workload_is_sent_equally_often(path: str) -> None:
     inputs = [body.get("texts") or body["inputs"] for body in bodies]
     flat = [text for item in inputs for text in (item if isinstance(item, list) else item["sentences"])]
 
-    assert 1 == len(set(Counter(flat).values()))
-    assert 64 == len(set(flat))
+    assert len(set(Counter(flat).values())) == 1
+    assert len(set(flat)) == 64
 
 
 def test_a_question_workload_cannot_be_sent_to_rerank() -> None:
@@ -46,7 +46,7 @@ def test_bodies_of_a_file_count_the_texts_that_the_model_reads(tmp_path: Path) -
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
-    assert [3, 3, 2, 6, 3, 1] == [body.texts for body in target.build_bodies(str(file), path="/rerank")]
+    assert [body.texts for body in target.build_bodies(str(file), path="/rerank")] == [3, 3, 2, 6, 3, 1]
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085"])
@@ -56,7 +56,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
     line = json.dumps(text, ensure_ascii=False)
     file.write_bytes(f"{line}\r\n\n{line}\n".encode())
 
-    assert [text, text] == [json.loads(body.content)["inputs"] for body in target.build_bodies(str(file))]
+    assert [json.loads(body.content)["inputs"] for body in target.build_bodies(str(file))] == [text, text]
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,14 @@ def rows(text: str, title: str) -> list[list[str]]:
 def test_the_report_measures_what_the_machine_has_and_names_the_rest(tmp_path: Path) -> None:
     text = report(tmp_path, "--services", "1x2")
 
-    assert [["cpu/fp32", "4 of 4"]] == [[row[0], row[3]] for row in rows(text, "Against the CPU, 4 texts")]
+    assert [[row[0], row[3]] for row in rows(text, "Against the CPU, 4 texts")] == [["cpu/fp32", "4 of 4"]]
     times = rows(text, "Time of a run")
-    assert ["1 x 8", "2 x 32"] == [row[0] for row in times]
+    assert [row[0] for row in times] == ["1 x 8", "2 x 32"]
     assert all(float(value) > 0 for row in times for value in row[1:])
     services = rows(text, "The service")
-    assert [["1", "2"]] == [row[:2] for row in services]
+    assert [row[:2] for row in services] == [["1", "2"]]
     assert all(int(value.replace(",", "")) > 0 for row in services for value in row[2:])
-    assert ["GPU: ", "CUDA graphs: "] == [part for part in ("GPU: ", "CUDA graphs: ") if f"**Missing:** {part}" in text]
+    assert [part for part in ("GPU: ", "CUDA graphs: ") if f"**Missing:** {part}" in text] == ["GPU: ", "CUDA graphs: "]
 
 
 def test_the_time_limit_ends_the_measurements(tmp_path: Path) -> None:
@@ -49,5 +49,5 @@ def test_a_bundle_without_a_graph_for_this_machine_is_refused(tmp_path: Path, ca
 
     with pytest.raises(SystemExit) as caught:
         gpu_first_run.main(["--bundle", str(bundle), "--output", str(tmp_path / "report.md")])
-    assert 2 == caught.value.code
+    assert caught.value.code == 2
     assert "no graph for cpu" in capsys.readouterr().err

@@ -28,7 +28,7 @@ def in_browser(script: str, url: str, *more: str) -> dict[str, Any]:
     visit = subprocess.run(
         [str(NODE), str(HERE / script), url, str(CHROMIUM), *more], capture_output=True, text=True, timeout=240, check=False
     )
-    assert 0 == visit.returncode, visit.stderr
+    assert visit.returncode == 0, visit.stderr
     page: dict[str, Any] = json.loads(visit.stdout)
     return page
 

@@ -11,7 +11,7 @@ DOCUMENTS = ["The film was too long.", "The bridge was built in Porto.", "Cranes
 def test_client_v2_ranks_documents(url: str) -> None:
     answer = cohere.ClientV2(api_key="none", base_url=url).rerank(model="rerank", query=QUERY, documents=DOCUMENTS, top_n=2)
 
-    assert [1, 2] == [answer.results[0].index, len(answer.results)]
+    assert [answer.results[0].index, len(answer.results)] == [1, 2]
     assert answer.results[0].relevance_score > 0.5 > answer.results[1].relevance_score
     assert answer.meta is not None and answer.meta.tokens is not None and answer.meta.tokens.input_tokens
 
@@ -20,9 +20,9 @@ def test_client_v1_ranks_and_returns_documents(url: str) -> None:
     documents = [DOCUMENTS[0], {"text": DOCUMENTS[1], "title": "one"}]
     answer = cohere.Client(api_key="none", base_url=url).rerank(model="rerank", query=QUERY, documents=documents, return_documents=True)
 
-    assert [1, 0] == [result.index for result in answer.results]
-    assert [DOCUMENTS[1], DOCUMENTS[0]] == [result.document.text for result in answer.results]
-    assert "one" == answer.results[0].document.title
+    assert [result.index for result in answer.results] == [1, 0]
+    assert [result.document.text for result in answer.results] == [DOCUMENTS[1], DOCUMENTS[0]]
+    assert answer.results[0].document.title == "one"
 
 
 def test_errors_raise_the_exceptions_of_the_client(url: str) -> None:

@@ -59,8 +59,8 @@ def test_responses_are_parsed(url: str, path: str, method: str, arguments: tuple
         answer = getattr(AsyncInferenceClient(model=url + path), method)(*arguments, **options)
         return await answer if inspect.isawaitable(answer) else answer
 
-    assert expected == shape(answer)
-    assert expected == shape(asyncio.run(ask()))
+    assert shape(answer) == expected
+    assert shape(asyncio.run(ask())) == expected
 
 
 def test_an_error_has_the_message_of_the_service(url: str) -> None:

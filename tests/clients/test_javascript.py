@@ -31,21 +31,21 @@ def result(output: dict[str, Any], name: str) -> Any:
 
 def test_each_call_is_one_post_with_the_clients_user_agent(output: dict[str, Any]) -> None:
     """The service recognizes the client by this user agent."""
-    assert {"POST"} == {request["method"] for request in output["sent"]}
-    assert len(output["results"]) == len(output["sent"])
+    assert {request["method"] for request in output["sent"]} == {"POST"}
+    assert len(output["sent"]) == len(output["results"])
     assert all(request["agent"].startswith("@huggingface/inference/") for request in output["sent"])
 
 
 def test_texts_are_classified(output: dict[str, Any]) -> None:
-    assert ["positive"] == [item["label"] for item in result(output, "classify")]
-    assert ["positive", "negative"] == [item["label"] for item in result(output, "classifyByUrl")]
-    assert result(output, "classifyByUrl") == result(output, "classifyList")
+    assert [item["label"] for item in result(output, "classify")] == ["positive"]
+    assert [item["label"] for item in result(output, "classifyByUrl")] == ["positive", "negative"]
+    assert result(output, "classifyList") == result(output, "classifyByUrl")
 
 
 def test_entities_are_found(output: dict[str, Any]) -> None:
-    assert [("PER", "Ada Lovelace"), ("LOC", "London")] == [(item["entity_group"], item["word"]) for item in result(output, "entities")]
-    assert result(output, "entities") == result(output, "entitiesList")
-    assert [("B-PER", "B-PER"), ("B-LOC", "B-LOC")] == [(item["entity_group"], item["entity"]) for item in result(output, "tokens")]
+    assert [(item["entity_group"], item["word"]) for item in result(output, "entities")] == [("PER", "Ada Lovelace"), ("LOC", "London")]
+    assert result(output, "entitiesList") == result(output, "entities")
+    assert [(item["entity_group"], item["entity"]) for item in result(output, "tokens")] == [("B-PER", "B-PER"), ("B-LOC", "B-LOC")]
 
 
 def test_questions_are_answered(output: dict[str, Any]) -> None:
@@ -57,24 +57,24 @@ def test_one_mask_and_two_are_filled(output: dict[str, Any], url: str) -> None:
     body = {"inputs": "The [MASK] of [MASK] died in 1066.", "parameters": {"top_k": 2}}
     apart = httpx.post(f"{url}/fill-mask", json=body, trust_env=False, timeout=30).json()
 
-    assert "england" == result(output, "fill")[0]["token_str"]
-    assert [item["token_str"] for each in apart for item in each] == [item["token_str"] for item in result(output, "fillTwo")]
-    assert result(output, "fillTwo") == result(output, "fillTwoInList")
+    assert result(output, "fill")[0]["token_str"] == "england"
+    assert [item["token_str"] for item in result(output, "fillTwo")] == [item["token_str"] for each in apart for item in each]
+    assert result(output, "fillTwoInList") == result(output, "fillTwo")
 
 
 def test_vectors_are_read(output: dict[str, Any]) -> None:
     [vector] = result(output, "embed")
-    assert 4 == len(vector)
-    assert 2 == len(result(output, "embedLists"))
+    assert len(vector) == 4
+    assert len(result(output, "embedLists")) == 2
 
 
 def test_sentences_are_compared(output: dict[str, Any]) -> None:
-    assert pytest.approx(1.0, abs=1e-5) == result(output, "similarity")[1]
+    assert result(output, "similarity")[1] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_candidate_labels_are_scored(output: dict[str, Any]) -> None:
     """A list of one text, as in the client's README, gives the same scores."""
-    assert {"film", "bridge"} == {item["label"] for item in result(output, "zeroShot")}
+    assert {item["label"] for item in result(output, "zeroShot")} == {"film", "bridge"}
     assert result(output, "zeroShot") == result(output, "zeroShotList") == result(output, "zeroShotByModel")
 
 
@@ -92,5 +92,5 @@ def test_candidate_labels_are_scored(output: dict[str, Any]) -> None:
 )
 def test_errors_reach_the_caller(output: dict[str, Any], name: str, status: int, message: str) -> None:
     error = output["results"][name]["error"]
-    assert ("ProviderApiError", status) == (error["kind"], error["status"])
+    assert (error["kind"], error["status"]) == ("ProviderApiError", status)
     assert message in error["message"]

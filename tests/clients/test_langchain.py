@@ -17,9 +17,9 @@ def test_the_huggingface_class_returns_embeddings(url: str) -> None:
     embeddings.async_client = AsyncInferenceClient(model=f"{url}/embed")
     vectors = embeddings.embed_documents(TEXTS)
 
-    assert [384, 384] == [len(vector) for vector in vectors]
-    assert pytest.approx(vectors[0]) == embeddings.embed_query(TEXTS[0])
-    assert pytest.approx(vectors[1]) == asyncio.run(embeddings.aembed_documents(TEXTS))[1]
+    assert [len(vector) for vector in vectors] == [384, 384]
+    assert embeddings.embed_query(TEXTS[0]) == pytest.approx(vectors[0])
+    assert asyncio.run(embeddings.aembed_documents(TEXTS))[1] == pytest.approx(vectors[1])
 
 
 def test_the_openai_class_returns_embeddings(url: str) -> None:
@@ -28,4 +28,4 @@ def test_the_openai_class_returns_embeddings(url: str) -> None:
     raw = InferenceClient(model=f"{url}/embed").feature_extraction(TEXTS)
 
     for expected, vector in zip(raw, embeddings.embed_documents(TEXTS), strict=True):
-        assert pytest.approx(expected.tolist(), rel=1e-6) == vector
+        assert vector == pytest.approx(expected.tolist(), rel=1e-6)

@@ -19,9 +19,9 @@ def test_both_embedding_classes_return_the_same_vectors(url: str) -> None:
     inference = TextEmbeddingsInference(base_url=url, model_name="embed")
     vectors = inference.get_text_embedding_batch(TEXTS)
 
-    assert [384, 384] == [len(vector) for vector in vectors]
-    assert pytest.approx(vectors[0], rel=1e-6) == asyncio.run(hub.aget_text_embedding(TEXTS[0]))
-    assert pytest.approx(vectors[1], rel=1e-6) == asyncio.run(inference.aget_text_embedding(TEXTS[1]))
+    assert [len(vector) for vector in vectors] == [384, 384]
+    assert asyncio.run(hub.aget_text_embedding(TEXTS[0])) == pytest.approx(vectors[0], rel=1e-6)
+    assert asyncio.run(inference.aget_text_embedding(TEXTS[1])) == pytest.approx(vectors[1], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,5 @@ def test_nodes_are_ranked(url: str, build: Callable[[str], BaseNodePostprocessor
     nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
     ranked = build(url).postprocess_nodes(nodes, query_str="Where was the bridge built?")
 
-    assert ["The bridge was built in Porto.", 2] == [ranked[0].text, len(ranked)]
+    assert [ranked[0].text, len(ranked)] == ["The bridge was built in Porto.", 2]
     assert ranked[0].score > 0.5 > ranked[1].score

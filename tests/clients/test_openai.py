@@ -36,17 +36,17 @@ def test_vectors_are_the_same_in_both_formats(client: openai.OpenAI) -> None:
     base64 = client.embeddings.create(model="embed", input=TEXTS)
     floats = client.embeddings.create(model="embed", input=TEXTS, encoding_format="float")
 
-    assert [0, 1] == [item.index for item in base64.data]
+    assert [item.index for item in base64.data] == [0, 1]
     for one, other in zip(base64.data, floats.data, strict=True):
-        assert pytest.approx(one.embedding) == other.embedding
+        assert other.embedding == pytest.approx(one.embedding)
     assert base64.usage.prompt_tokens == base64.usage.total_tokens > 10
-    assert "embed" == base64.model
+    assert base64.model == "embed"
 
 
 def test_dimensions_shorten_the_vector(client: openai.OpenAI) -> None:
     answer = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=3, user="me")
 
-    assert [3] == [len(item.embedding) for item in answer.data]
+    assert [len(item.embedding) for item in answer.data] == [3]
 
 
 def test_the_async_client_returns_embeddings(url: str) -> None:
@@ -54,19 +54,19 @@ def test_the_async_client_returns_embeddings(url: str) -> None:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
             return len((await client.embeddings.create(model="embed", input=TEXTS)).data)
 
-    assert 2 == asyncio.run(ask())
+    assert asyncio.run(ask()) == 2
 
 
 def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
     assert {"embed", "rerank", "nli", "sentiment"} <= {model.id for model in client.models.list()}
-    assert "embed" == client.models.retrieve("embed").id
+    assert client.models.retrieve("embed").id == "embed"
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="text-embedding-3-small", input="a")
     assert "`text-embedding-3-small`" in caught.value.body["message"]
-    assert "not_found" == caught.value.code
+    assert caught.value.code == "not_found"
     assert "embed" in str(caught.value)
     assert caught.value.request_id is not None
 
@@ -75,7 +75,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 def test_invalid_values_are_bad_requests(client: openai.OpenAI, changes: dict[str, object]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(**{"model": "embed", "input": "a"} | changes)
-    assert "invalid_request_error" == caught.value.type
+    assert caught.value.type == "invalid_request_error"
 
 
 def test_other_paths_are_not_found(client: openai.OpenAI) -> None:
@@ -99,6 +99,6 @@ def test_the_client_retries_a_refused_request(protected: str) -> None:
             with pytest.raises(openai.InternalServerError) as caught:
                 while True:  # until the other request is in progress
                     client.with_options(max_retries=0).embeddings.create(model="embed", input="a")
-            assert "1" == caught.value.response.headers["retry-after"]
+            assert caught.value.response.headers["retry-after"] == "1"
             threading.Timer(0.2, lambda: other.sendall(b"}")).start()
-            assert 1 == len(client.with_options(max_retries=2).embeddings.create(model="embed", input="a").data)
+            assert len(client.with_options(max_retries=2).embeddings.create(model="embed", input="a").data) == 1

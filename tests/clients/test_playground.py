@@ -19,15 +19,15 @@ def test_every_task_is_run_and_shown(url: str) -> None:
     page = visit(url)
     tasks = page["tasks"]
 
-    assert [] == page["errors"] + page["outside"]
+    assert page["errors"] + page["outside"] == []
     assert {"Classify", "Entities", "Answer", "Fill mask", "Zero-shot", "Similarity", "Rerank", "Embed", "Attention"} <= tasks.keys()
-    assert [] == [name for name, task in tasks.items() if not task["result"].strip() or "inference" not in task["timing"]]
+    assert [name for name, task in tasks.items() if not task["result"].strip() or "inference" not in task["timing"]] == []
     assert "PER" in tasks["Entities"]["result"]
     assert "1886" in tasks["Answer"]["result"]
     assert "raises the score" in tasks["Classify"]["reasons"]
     assert "positive (99.7 %)" in tasks["Classify"]["spoken"]
-    assert [] == [name for name, task in tasks.items() if task["wide"] or task["read"]]
-    assert [] == page["nameless"]
+    assert [name for name, task in tasks.items() if task["wide"] or task["read"]] == []
+    assert page["nameless"] == []
     assert all(f"curl -s '{url}" in task["code"] for task in tasks.values())
 
 
@@ -37,16 +37,16 @@ def test_the_stages_of_a_request_are_shown_separately(url: str) -> None:
     stages = ["tokenize", "queue", "inference", "decode", "rest"]
     stages_by_name = {name: (ms, about) for name, ms, about in page["explained"]}
 
-    assert dict.fromkeys(page["tasks"], stages) == {name: [part[0] for part in task["stages"]] for name, task in page["tasks"].items()}
-    assert stages == list(stages_by_name)
-    assert ("wait for the first run", "all runs of the model") == (stages_by_name["queue"][1], stages_by_name["inference"][1])
+    assert {name: [part[0] for part in task["stages"]] for name, task in page["tasks"].items()} == dict.fromkeys(page["tasks"], stages)
+    assert list(stages_by_name) == stages
+    assert (stages_by_name["queue"][1], stages_by_name["inference"][1]) == ("wait for the first run", "all runs of the model")
     assert stages_by_name["queue"][0] < stages_by_name["inference"][0] / 4
 
 
 def test_attention_is_drawn_by_layer_and_head(url: str) -> None:
     page = visit(url)["attention"]
 
-    assert 3 == page["heads"]
+    assert page["heads"] == 3
     assert page["caption"].startswith("Head 2: each row is a token")
     assert "%" in page["row"]
 
@@ -55,11 +55,11 @@ def test_decisions_follow_the_slider_and_a_diagram_shows_the_calibration(url: st
     page = visit(url)
     [[low, decided, bars], [high, abstained, _]] = page["decisions"]
 
-    assert (["0.01", "0.99"], 3) == ([low, high], bars)
+    assert ([low, high], bars) == (["0.01", "0.99"], 3)
     assert decided in [f"Decision: {label}" for label in ("negative", "positive", "neutral")]
     assert re.fullmatch(r"No decision: the best score 0\.\d+ is below its threshold 0\.99\.", abstained)
     assert page["reliability"][0].startswith("Share of correct predictions")
-    assert [3, False] == page["reliability"][1:]
+    assert page["reliability"][1:] == [3, False]
 
 
 def test_user_input_and_errors_are_shown_as_text(url: str) -> None:
@@ -67,7 +67,7 @@ def test_user_input_and_errors_are_shown_as_text(url: str) -> None:
     page = visit(url)
 
     assert "onerror" in page["markup"][0]
-    assert "bertserve playground" == page["markup"][1]
+    assert page["markup"][1] == "bertserve playground"
     assert "truncation" in page["cut"][0]
     assert "characters" in page["cut"][1]
     assert page["cut"][2].lstrip().startswith("good")
@@ -77,7 +77,7 @@ def test_user_input_and_errors_are_shown_as_text(url: str) -> None:
 
 
 def test_the_form_stays_where_it_is_if_a_request_fails(url: str) -> None:
-    assert 0 == visit(url)["moved"]
+    assert visit(url)["moved"] == 0
 
 
 def test_words_are_explained_on_request_and_up_to_a_length(url: str) -> None:
@@ -89,25 +89,25 @@ def test_words_are_explained_on_request_and_up_to_a_length(url: str) -> None:
 
 
 def test_the_load_is_hidden_if_there_are_no_metrics(url: str) -> None:
-    assert [] == visit(url)["shown"]
+    assert visit(url)["shown"] == []
 
 
 def test_the_windows_of_a_long_text_are_drawn(url: str) -> None:
     """The page draws all windows that the service read, and scrolls to the answer. The run button keeps the focus."""
     page = visit(url)["windows"]
 
-    assert ("Read in 4 windows", 4, 4) == (page["read"], page["drawn"], page["rows"])
+    assert (page["read"], page["drawn"], page["rows"]) == ("Read in 4 windows", 4, 4)
     assert page["marked"].startswith("1914")
     assert page["inView"]
-    assert ("run", False) == (page["focus"], page["wide"])
+    assert (page["focus"], page["wide"]) == ("run", False)
 
 
 def test_the_words_that_explain_an_answer_are_marked(url: str) -> None:
     """The marks are in the question and the passage, but not in the answer. A character beyond 16 bits does not shift them."""
     page = visit(url)["why"]
 
-    assert ("Why “1886”?", ["Passage", "Question"]) == (page["title"], page["texts"])
-    assert ["𝒜", "bridge", "was", "built", "in", "Porto", "in", "."] == page["words"][2:10]  # the first two belong to the legend
+    assert (page["title"], page["texts"]) == ("Why “1886”?", ["Passage", "Question"])
+    assert page["words"][2:10] == ["𝒜", "bridge", "was", "built", "in", "Porto", "in", "."]  # the first two belong to the legend
 
 
 def test_the_page_asks_for_an_api_key(tiny_models: Path, tmp_path: Path) -> None:

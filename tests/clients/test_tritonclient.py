@@ -39,17 +39,17 @@ def test_texts_are_classified(client: triton.InferenceServerClient, url: str, bi
     answer = client.infer("sentiment", [text_input("inputs", *TEXTS, binary=binary, column=column)], request_id="7", timeout=5_000_000)
     expected = own(url, "/models/sentiment", inputs=TEXTS)
 
-    assert [result[0]["label"].encode() for result in expected] == answer.as_numpy("label").tolist()
-    assert expected == [json.loads(text) for text in answer.as_numpy("json")]
-    assert (2, 2) == answer.as_numpy("scores").shape
-    assert np.float32 == answer.as_numpy("score").dtype
-    assert ("7", "sentiment") == (answer.get_response()["id"], answer.get_response()["model_name"])
+    assert answer.as_numpy("label").tolist() == [result[0]["label"].encode() for result in expected]
+    assert [json.loads(text) for text in answer.as_numpy("json")] == expected
+    assert answer.as_numpy("scores").shape == (2, 2)
+    assert answer.as_numpy("score").dtype == np.float32
+    assert (answer.get_response()["id"], answer.get_response()["model_name"]) == ("7", "sentiment")
 
 
 def test_outputs_have_the_requested_form(client: triton.InferenceServerClient) -> None:
     answer = client.infer("sentiment", [text_input("inputs", *TEXTS)], outputs=[triton.InferRequestedOutput("label", binary_data=False)])
 
-    assert ["positive", "negative"] == answer.as_numpy("label").tolist()
+    assert answer.as_numpy("label").tolist() == ["positive", "negative"]
     assert None is answer.as_numpy("scores")
 
 
@@ -58,7 +58,7 @@ def test_questions_are_answered_and_texts_are_embedded(client: triton.InferenceS
     answer = client.infer("qa", inputs, parameters={"top_k": 2})
     vectors = client.infer("embed", [text_input("inputs", *TEXTS)], parameters={"normalize": True}).as_numpy("embedding")
 
-    assert ["Porto", 2] == [(answers := json.loads(answer.as_numpy("json")[0]))[0]["answer"], len(answers)]
+    assert [(answers := json.loads(answer.as_numpy("json")[0]))[0]["answer"], len(answers)] == ["Porto", 2]
     np.testing.assert_allclose([1, 1], np.linalg.norm(vectors, axis=1), atol=1e-5)
 
 
@@ -72,13 +72,13 @@ def test_errors_have_a_message_and_a_status(client: triton.InferenceServerClient
         with pytest.raises(InferenceServerException) as raised:
             call()
         assert value in raised.value.message()
-        assert status == raised.value.status()
+        assert raised.value.status() == status
 
 
 def test_a_client_that_accepts_gzip_reads_the_response(client: triton.InferenceServerClient) -> None:
     answer = client.infer("sentiment", [text_input("inputs", *TEXTS)], response_compression_algorithm="gzip")
 
-    assert [b"positive", b"negative"] == answer.as_numpy("label").tolist()
+    assert answer.as_numpy("label").tolist() == [b"positive", b"negative"]
 
 
 def test_the_other_routes_of_the_protocol_answer(client: triton.InferenceServerClient) -> None:
@@ -86,9 +86,9 @@ def test_the_other_routes_of_the_protocol_answer(client: triton.InferenceServerC
     assert client.is_server_ready()
     assert client.is_model_ready("sentiment")
     assert not client.is_model_ready("none")
-    assert "bertserve" == client.get_server_metadata()["name"]
+    assert client.get_server_metadata()["name"] == "bertserve"
     metadata = client.get_model_metadata("sentiment")
-    assert ["inputs", "text_pair"] == [field["name"] for field in metadata["inputs"]]
+    assert [field["name"] for field in metadata["inputs"]] == ["inputs", "text_pair"]
 
 
 def test_concurrent_calls_are_answered(client: triton.InferenceServerClient, url: str) -> None:
@@ -97,11 +97,11 @@ def test_concurrent_calls_are_answered(client: triton.InferenceServerClient, url
     async def ask() -> list[Any]:
         async with triton_aio.InferenceServerClient(url.removeprefix("http://")) as other:
             assert await other.is_server_live()
-            assert "sentiment" == (await other.get_model_metadata("sentiment"))["name"]
+            assert (await other.get_model_metadata("sentiment"))["name"] == "sentiment"
             answers = await asyncio.gather(*(other.infer("sentiment", [text_input("inputs", text)]) for text in TEXTS * 4))
             with pytest.raises(InferenceServerException, match="`inputs`"):
                 await other.infer("sentiment", [text_input("input", "a")])
             return [answer.as_numpy("label")[0] for answer in answers]
 
-    assert [b"positive", b"negative"] * 4 == asyncio.run(ask())
-    assert [b"positive", b"negative"] == handle.get_result().as_numpy("label").tolist()
+    assert asyncio.run(ask()) == [b"positive", b"negative"] * 4
+    assert handle.get_result().as_numpy("label").tolist() == [b"positive", b"negative"]

@@ -60,7 +60,7 @@ def test_a_setting_that_ray_controls_is_refused(replica: ModuleType, arguments: 
 def test_environment_variables_are_read_as_by_the_command(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_SERVE_PORT", "tcp://10.0.0.1:8000")
     monkeypatch.setenv("BERT_SERVE_MAX_INPUTS", "7")
-    assert 7 == replica.read_settings({"models": "."}).max_inputs
+    assert replica.read_settings({"models": "."}).max_inputs == 7
     monkeypatch.setenv("BERT_SERVE_MAX_INPUT", "7")
     with pytest.raises(SettingsError, match="BERT_SERVE_MAX_INPUTS"):
         replica.read_settings({"models": "."})
@@ -71,9 +71,9 @@ def test_the_variables_of_the_image_are_ignored(replica: ModuleType, monkeypatch
     for line in re.findall(r"^ENV (.+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE):
         for name, value in (variable.split("=", 1) for variable in line.split()):
             monkeypatch.setenv(name, value)
-    assert "0.0.0.0" == os.environ["BERT_SERVE_HOST"]
+    assert os.environ["BERT_SERVE_HOST"] == "0.0.0.0"
     settings = replica.read_settings({"models": "."})
-    assert (set(), Path("/cache")) == (settings.model_fields_set & set(replica.RAY_REPLACEMENTS), settings.cache_dir)
+    assert (settings.model_fields_set & set(replica.RAY_REPLACEMENTS), settings.cache_dir) == (set(), Path("/cache"))
     with pytest.raises(SettingsError, match="`host`"):
         replica.read_settings({"models": ".", "host": "0.0.0.0"})
     monkeypatch.setenv("BERT_SERVE_WORKERS", "2")
@@ -94,7 +94,7 @@ def test_the_variables_of_the_image_are_ignored(replica: ModuleType, monkeypatch
 )
 def test_enough_replicas_have_short_queues_and_a_reserve(replica: ModuleType, queue_s: list[float], busy: list[float], enough: int) -> None:
     metrics = {"queue_s": dict(enumerate(queue_s)), "busy": dict(enumerate(busy))} if queue_s else None
-    assert (enough, {}) == replica.autoscaling_policy(SimpleNamespace(aggregated_metrics=metrics))
+    assert replica.autoscaling_policy(SimpleNamespace(aggregated_metrics=metrics)) == (enough, {})
 
 
 @pytest.mark.usefixtures("logging_of_pytest")
@@ -106,10 +106,10 @@ def test_only_a_replica_that_failed_ends(replica: ModuleType, monkeypatch: pytes
     (plain_class,) = replica.Replica.func_or_class.__bases__[:1]  # without Ray's wrapper, whose end is a coroutine
     stopping = plain_class(replica.read_settings({"models": "."}))
     stopping.check_health()
-    assert [] == exits
+    assert exits == []
     scheduler.failure = "the GPU failed"
     stopping.check_health()
-    assert [1] == exits
+    assert exits == [1]
 
 
 CLIENTS = 8
@@ -180,7 +180,7 @@ class Cluster:
             answer = self._ask("PUT", json=config)
             if answer.status_code < 500:
                 break
-        assert 200 == answer.status_code, answer.text[-1000:]
+        assert answer.status_code == 200, answer.text[-1000:]
         wait_until(lambda: self.status()["status"] == "RUNNING", PATIENCE_S)
         wait_until(lambda: is_ready(self.url, f"{route_prefix.rstrip('/')}/health/ready"), PATIENCE_S)
 
@@ -254,13 +254,13 @@ def test_replicas_answer_like_one_process(cluster: Cluster, tmp_path: Path) -> N
     with running(cluster.models, tmp_path / "log", "--max-body-bytes", "1000000") as process, httpx.Client(trust_env=False) as client:
         for name, (method, path, body, headers) in REQUESTS.items():
             one, many = (client.request(method, f"{url}{path}", content=body, headers=headers) for url in (process.url, cluster.url))
-            assert response_facts(one) == response_facts(many), name
-            assert 1 == len(many.headers.get_list("x-request-id")), name
+            assert response_facts(many) == response_facts(one), name
+            assert len(many.headers.get_list("x-request-id")) == 1, name
             if many.status_code >= 400:
-                assert many.headers["x-request-id"] == many.json()["request_id"], name
+                assert many.json()["request_id"] == many.headers["x-request-id"], name
         answer = client.post(f"{cluster.url}/classify", content=b'{"inputs": "good"}', headers={"x-request-id": "mine-1"})
-        assert ["mine-1"] == answer.headers.get_list("x-request-id")
-    assert 2 == len(cluster.worker_pids())
+        assert answer.headers.get_list("x-request-id") == ["mine-1"]
+    assert len(cluster.worker_pids()) == 2
 
 
 @full
@@ -269,7 +269,7 @@ def test_a_rolling_update_fails_no_request(cluster: Cluster) -> None:
     with load(cluster.url, CLIENTS) as result:
         cluster.deploy(args={"max_inputs": 100})
         wait_until(lambda: not set(before) & set(cluster.worker_pids()), PATIENCE_S)
-    assert {} == result.failed
+    assert result.failed == {}
 
 
 @full
@@ -277,10 +277,10 @@ def test_a_route_prefix_serves_the_same_paths(cluster: Cluster) -> None:
     """Paths that run models are handled before FastAPI, which only documents them."""
     cluster.deploy(route_prefix="/bert", num_replicas=2)
     with httpx.Client(base_url=f"{cluster.url}/bert", trust_env=False) as client:
-        assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
-        assert 200 == client.post("/models/tiny", json={"inputs": "good"}).status_code
-        assert 404 == client.get("/nowhere").status_code
-        assert 200 == client.get("/docs").status_code
+        assert client.post("/classify", json={"inputs": "good"}).status_code == 200
+        assert client.post("/models/tiny", json={"inputs": "good"}).status_code == 200
+        assert client.get("/nowhere").status_code == 404
+        assert client.get("/docs").status_code == 200
 
 
 @full
@@ -292,7 +292,7 @@ def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
     with load(cluster.url, CLIENTS) as result:
         wait_until(lambda: cluster.replicas() == 2, PATIENCE_S)
     wait_until(lambda: cluster.replicas() == 1, PATIENCE_S)
-    assert {} == result.failed
+    assert result.failed == {}
 
 
 @full

@@ -117,7 +117,7 @@ class Measured:
             over.set()
             calling.result()
             outcome.stall_s = max(0.0, probing.result() - delayed.result())
-        assert 0 == attacker.returncode
+        assert attacker.returncode == 0
         return outcome
 
     def log(self) -> str:
@@ -192,7 +192,7 @@ def test_a_replica_behind_a_proxy_withstands_an_attack(
 @pytest.mark.parametrize("proxy", PROXIES)
 def test_no_bytes_of_a_request_become_another_request(service: Measured, proxy: str) -> None:
     """Whatever a message hides: the replica gets no request that the proxy did not read, and an ordinary caller gets its own answers."""
-    assert len(HIDDEN) == len(raw_http.SMUGGLED)
+    assert len(raw_http.SMUGGLED) == len(HIDDEN)
     url, outcome, over = service.proxies[proxy].url, Outcome(), threading.Event()
     requests = [request.replace(raw_http.SMUGGLED, HIDDEN) for request, _ in raw_http.CORPUS.values()]
     with ThreadPoolExecutor(9) as pool:
@@ -201,9 +201,9 @@ def test_no_bytes_of_a_request_become_another_request(service: Measured, proxy: 
         over.set()
         calling.result()
 
-    assert [] == [response for response in responses if b"bertserve_" in response]
+    assert [response for response in responses if b"bertserve_" in response] == []
     assert "hiden" not in service.log()
-    assert {200} == set(outcome.callers)
+    assert set(outcome.callers) == {200}
 
 
 def _response_to(port: int, request: bytes) -> bytes:

@@ -34,15 +34,15 @@ def mounts_of_deploy() -> dict[str, str]:
 def test_ports_are_published_only_on_loopback() -> None:
     """Replicas publish none, so that there can be several."""
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert ["127.0.0.1:8000:8000", "127.0.0.1:9090:9090", "127.0.0.1:3000:3000"] == ports
+    assert ports == ["127.0.0.1:8000:8000", "127.0.0.1:9090:9090", "127.0.0.1:3000:3000"]
     assert "ports" not in SERVICES["bertserve"]
 
 
 def test_compose_and_systemd_wait_for_the_shutdown() -> None:
-    assert stop_s(flags(SERVICES["bertserve"]["environment"])) == manifests.seconds(SERVICES["bertserve"]["stop_grace_period"])
+    assert manifests.seconds(SERVICES["bertserve"]["stop_grace_period"]) == stop_s(flags(SERVICES["bertserve"]["environment"]))
     _, _, *words = unit_command()
     words = words[words.index("--port") :]  # the file of --config exists only on the machine
-    assert [str(int(stop_s(words)))] == manifests.unit()["TimeoutStopSec"]
+    assert manifests.unit()["TimeoutStopSec"] == [str(int(stop_s(words)))]
 
 
 def unit_command() -> list[str]:
@@ -51,35 +51,35 @@ def unit_command() -> list[str]:
 
 
 def test_compose_containers_have_no_privileges() -> None:
-    assert [["ALL"]] * 4 == [service["cap_drop"] for service in SERVICES.values()]
-    assert [["no-new-privileges:true"]] * 4 == [service["security_opt"] for service in SERVICES.values()]
-    assert (True, ["/dev/shm"]) == (SERVICES["bertserve"]["read_only"], SERVICES["bertserve"]["tmpfs"])
+    assert [service["cap_drop"] for service in SERVICES.values()] == [["ALL"]] * 4
+    assert [service["security_opt"] for service in SERVICES.values()] == [["no-new-privileges:true"]] * 4
+    assert (SERVICES["bertserve"]["read_only"], SERVICES["bertserve"]["tmpfs"]) == (True, ["/dev/shm"])
 
 
 def test_other_services_get_their_configuration() -> None:
-    assert set(CONFIGURED) == set(mounts_of_deploy())
+    assert set(mounts_of_deploy()) == set(CONFIGURED)
     lines = [volume for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("..")]
-    assert {True} == {line.endswith(":ro") for line in lines}
+    assert {line.endswith(":ro") for line in lines} == {True}
 
 
 def test_prometheus_and_grafana_find_each_other() -> None:
-    assert [] == [name for name in CONFIGURED if not (DEPLOY / name).exists()]
+    assert [name for name in CONFIGURED if not (DEPLOY / name).exists()] == []
     [prometheus] = manifests.documents(DEPLOY / "prometheus/prometheus.yml")
     [discovery] = [item for job in prometheus["scrape_configs"] for item in job["dns_sd_configs"]]
-    assert f"{discovery['names'][0]}:{discovery['port']}" == SERVICES["haproxy"]["environment"]["REPLICAS"]
+    assert SERVICES["haproxy"]["environment"]["REPLICAS"] == f"{discovery['names'][0]}:{discovery['port']}"
     assert discovery["names"][0] in SERVICES
     [source] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/datasources/bertserve.yml")))["datasources"]
-    assert ("prometheus", "http://prometheus:9090") == (source["type"], source["url"])
-    assert prometheus["global"]["scrape_interval"] == source["jsonData"]["timeInterval"]
-    assert ["alerts.yml"] == prometheus["rule_files"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    assert source["jsonData"]["timeInterval"] == prometheus["global"]["scrape_interval"]
+    assert prometheus["rule_files"] == ["alerts.yml"]
     [provider] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/dashboards/bertserve.yml")))["providers"]
-    assert "file" == provider["type"]
-    assert f"{provider['options']['path']}/bertserve.json" == mounts_of_deploy()["grafana/bertserve.json"]
+    assert provider["type"] == "file"
+    assert mounts_of_deploy()["grafana/bertserve.json"] == f"{provider['options']['path']}/bertserve.json"
 
 
 def test_the_unit_runs_bert_serve_with_known_settings() -> None:
     program, command, *words = unit_command()
-    assert ("bert-serve", "serve") == (program.rpartition("/")[2], command)
+    assert (program.rpartition("/")[2], command) == ("bert-serve", "serve")
     assert {word for word in words if word.startswith("--")} <= {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     variables = [word.partition("=")[0] for line in manifests.unit()["Environment"] for word in shlex.split(line)]
     ours = {name for name in variables if name.startswith(ENV_PREFIX)}

@@ -30,7 +30,7 @@ def test_sigterm_ends_the_service_during_its_start(tmp_path: Path) -> None:
         writer = _opened(pipe)
         children = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
         os.kill(int(children[0]), signal.SIGTERM)
-        assert 128 + signal.SIGTERM == outside.wait(20)
+        assert outside.wait(20) == 128 + signal.SIGTERM
         os.close(writer)
     finally:
         outside.kill()
@@ -42,6 +42,6 @@ def _opened(pipe: Path) -> int:
         try:
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
-            assert errno.ENXIO == error.errno
+            assert error.errno == errno.ENXIO
             time.sleep(0.01)
     raise AssertionError("nobody read the settings")

@@ -52,9 +52,9 @@ def test_the_ingress_routes_to_the_service(settings: Settings) -> None:
     [_, path] = rule["http"]["paths"]
     limits = {name.rpartition("/")[2]: value for name, value in ingress["metadata"]["annotations"].items()}
 
-    assert {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}} == path["backend"]["service"]
-    assert [[rule["host"]]] == [each["hosts"] for each in ingress["spec"]["tls"]]
-    assert f"{settings.max_body_bytes >> 20}m" == limits["proxy-body-size"]
+    assert path["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}}
+    assert [each["hosts"] for each in ingress["spec"]["tls"]] == [[rule["host"]]]
+    assert limits["proxy-body-size"] == f"{settings.max_body_bytes >> 20}m"
     assert int(limits["proxy-read-timeout"]) > settings.max_timeout_ms / 1000
     [patch] = document("components/ingress/kustomization.yaml")["patches"]
     assert "/spec/ingress/0/from/-" in patch["patch"]
@@ -64,8 +64,8 @@ def test_the_ingress_routes_to_the_service(settings: Settings) -> None:
 def test_the_ingress_hides_metrics() -> None:
     [hidden, path] = document("components/ingress/ingress.yaml")["spec"]["rules"][0]["http"]["paths"]
     service = document("components/ingress/service.yaml")
-    assert ("/metrics", "Exact", "/", "Prefix") == (hidden["path"], hidden["pathType"], path["path"], path["pathType"])
-    assert {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}} == hidden["backend"]["service"]
+    assert (hidden["path"], hidden["pathType"], path["path"], path["pathType"]) == ("/metrics", "Exact", "/", "Prefix")
+    assert hidden["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}}
     assert "selector" not in service["spec"]
     assert service["metadata"]["name"] != path["backend"]["service"]["name"]
 
@@ -75,33 +75,33 @@ def test_the_kserve_predictor_requires_an_api_key() -> None:
     [container] = pod["containers"]
     variables = {item["name"]: item["value"] for item in container["env"]}
     [mount] = container["volumeMounts"]
-    assert f"{mount['mountPath']}/keys.txt" == variables[f"{ENV_PREFIX}API_KEY_FILE"]
-    assert pod["volumes"] == [volume for volume in POD["volumes"] if volume["name"] == mount["name"]]
-    assert pod["securityContext"]["fsGroup"] == POD["securityContext"]["fsGroup"]
+    assert variables[f"{ENV_PREFIX}API_KEY_FILE"] == f"{mount['mountPath']}/keys.txt"
+    assert [volume for volume in POD["volumes"] if volume["name"] == mount["name"]] == pod["volumes"]
+    assert POD["securityContext"]["fsGroup"] == pod["securityContext"]["fsGroup"]
 
 
 def test_probes_use_existing_paths() -> None:
     paths = {path for path, methods in facts.openapi()["paths"].items() if "get" in methods}
-    assert {path for path in manifests.files() if "readinessProbe:" in path.read_text(encoding="utf-8")} == {
-        item.path for item in services()
+    assert {item.path for item in services()} == {
+        path for path in manifests.files() if "readinessProbe:" in path.read_text(encoding="utf-8")
     }
     for container in services():
         [port] = container.spec["ports"]
         probes = [container.spec[name]["httpGet"] for name in PROBES]
-        assert {True} == {probe["path"] in paths for probe in probes}
-        assert {True} == {probe["port"] in (port["name"], port["containerPort"]) for probe in probes}
+        assert {probe["path"] in paths for probe in probes} == {True}
+        assert {probe["port"] in (port["name"], port["containerPort"]) for probe in probes} == {True}
 
 
 def test_all_manifests_use_the_port_of_the_image() -> None:
     [port] = re.findall(rf"{ENV_PREFIX}PORT=(\d+)", DOCKERFILE)
-    assert [port] == re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, re.MULTILINE)
-    assert {int(port)} == {each["containerPort"] for container in services() for each in container.spec["ports"]}
+    assert re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, re.MULTILINE) == [port]
+    assert {each["containerPort"] for container in services() for each in container.spec["ports"]} == {int(port)}
     [http] = SERVICE["ports"]
-    assert [http["name"]] == [each["targetPort"] for each in document("base/service.yaml")["spec"]["ports"]]
+    assert [each["targetPort"] for each in document("base/service.yaml")["spec"]["ports"]] == [http["name"]]
     [rule] = document("base/networkpolicy.yaml")["spec"]["ingress"]
-    assert [{"port": http["name"]}] == rule["ports"]
+    assert rule["ports"] == [{"port": http["name"]}]
     [endpoint] = document("components/monitoring/podmonitor.yaml")["spec"]["podMetricsEndpoints"]
-    assert http["name"] == endpoint["port"]
+    assert endpoint["port"] == http["name"]
     assert endpoint["path"] in facts.openapi()["paths"]
 
 
@@ -109,7 +109,7 @@ def test_environment_variables_are_known_settings() -> None:
     """An unknown BERT_SERVE_* variable would stop the start of the service."""
     names = [item["name"] for container in manifests.containers() for item in container.spec.get("env", [])]
     text = "".join(path.read_text(encoding="utf-8") for path in manifests.files())
-    assert set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", text)) == set(names)
+    assert set(names) == set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", text))
     assert set(names) <= {ENV_PREFIX + name.upper() for name in Settings.model_fields}
 
 
@@ -117,8 +117,8 @@ def test_the_paths_of_the_config_file_and_the_keys_are_mounted(settings: Setting
     mounts = {mount["name"]: mount["mountPath"] for mount in SERVICE["volumeMounts"]}
     [config] = document("base/kustomization.yaml")["configMapGenerator"]
     [variable] = SERVICE["env"]
-    assert f"{mounts['config']}/{config['files'][0]}" == variable["value"]
-    assert f"{mounts['keys']}/keys.txt" == str(settings.api_key_file)
+    assert variable["value"] == f"{mounts['config']}/{config['files'][0]}"
+    assert str(settings.api_key_file) == f"{mounts['keys']}/keys.txt"
     assert "--from-file=keys.txt" in (KUBERNETES / "base/deployment.yaml").read_text(encoding="utf-8")
 
 
@@ -126,7 +126,7 @@ def test_the_grace_period_covers_the_shutdown_of_the_service(settings: Settings)
     assert workers.MARGIN_S < MARGIN_S
     assert serve.LAST_RESPONSES_S < workers.MARGIN_S
     for container in services():
-        assert stop_s(container, settings) + MARGIN_S == container.pod["terminationGracePeriodSeconds"]
+        assert container.pod["terminationGracePeriodSeconds"] == stop_s(container, settings) + MARGIN_S
 
 
 def test_a_stopping_pod_is_not_restarted_and_gets_no_requests(settings: Settings) -> None:
@@ -139,7 +139,7 @@ def test_a_stopping_pod_is_not_restarted_and_gets_no_requests(settings: Settings
 
 def test_selectors_find_the_pods() -> None:
     """Each selector has the labels of the pods. An empty selector would match every pod of the namespace."""
-    assert LABELS == DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    assert DEPLOYMENT["spec"]["template"]["metadata"]["labels"] == LABELS
     selectors: list[Any] = [
         DEPLOYMENT["spec"]["selector"]["matchLabels"],
         *(spread["labelSelector"]["matchLabels"] for spread in POD["topologySpreadConstraints"]),
@@ -148,7 +148,7 @@ def test_selectors_find_the_pods() -> None:
         document("base/networkpolicy.yaml")["spec"]["podSelector"]["matchLabels"],
         document("components/monitoring/podmonitor.yaml")["spec"]["selector"]["matchLabels"],
     ]
-    assert [] == [selector for selector in selectors if selector != LABELS]
+    assert [selector for selector in selectors if selector != LABELS] == []
 
 
 def test_the_autoscaler_uses_an_existing_metric() -> None:
@@ -158,10 +158,10 @@ def test_the_autoscaler_uses_an_existing_metric() -> None:
     guide = (ROOT / "docs/how-to/kubernetes.md").read_text(encoding="utf-8")
     text = (KUBERNETES / "components/autoscaling/horizontalpodautoscaler.yaml").read_text(encoding="utf-8") + guide + rule["seriesQuery"]
 
-    assert name == rule["name"]["as"]
+    assert rule["name"]["as"] == name
     names = set(re.findall(r"\bbertserve_\w+", text)) - {name}
     assert {"bertserve_queue_tokens", "bertserve_tokens_total", "bertserve_inference_seconds_sum"} <= names
-    assert [] == [name for name in names if not re.search(rf"^# TYPE {re.sub('_sum$', '', name)} ", page, re.MULTILINE)]
+    assert [name for name in names if not re.search(rf"^# TYPE {re.sub('_sum$', '', name)} ", page, re.MULTILINE)] == []
 
 
 def test_keda_queries_the_metric_that_the_podmonitor_collects() -> None:
@@ -171,9 +171,9 @@ def test_keda_queries_the_metric_that_the_podmonitor_collects() -> None:
 
     assert re.search(rf"^# TYPE {metric} gauge$", Metrics().render().decode(), re.MULTILINE)
     assert metric in document("prometheus-adapter.yaml")["rules"]["custom"][0]["seriesQuery"]
-    assert (document("kustomization.yaml")["namespace"], LABELS[monitor["jobLabel"]]) == (namespace, job)
+    assert (namespace, job) == (document("kustomization.yaml")["namespace"], LABELS[monitor["jobLabel"]])
     [endpoint] = monitor["podMetricsEndpoints"]
-    assert f"{SCALED['pollingInterval']}s" == endpoint["interval"]
+    assert endpoint["interval"] == f"{SCALED['pollingInterval']}s"
 
 
 @each_pod
@@ -184,9 +184,9 @@ def test_pods_follow_the_restricted_security_standard(path: Any, pod: Any) -> No
         return
     [user] = re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)
     context = pod["securityContext"]
-    assert (True, int(user), int(user)) == (context["runAsNonRoot"], context["runAsUser"], context["runAsGroup"])
-    assert {"type": "RuntimeDefault"} == context["seccompProfile"]
-    assert (False, False) == (pod["automountServiceAccountToken"], pod["enableServiceLinks"])
+    assert (context["runAsNonRoot"], context["runAsUser"], context["runAsGroup"]) == (True, int(user), int(user))
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False)
 
 
 @each_container
@@ -194,9 +194,9 @@ def test_containers_have_no_privileges(container: Container) -> None:
     if container.path.parent.name == "gpu" or (container.path.parent.name == "models-volume" and container.spec["name"] == "bertserve"):
         assert "securityContext" not in container.spec  # the base has it
         return
-    assert {
+    assert container.spec["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
-    } == container.spec["securityContext"]
+    }
     assert "memory" in container.spec["resources"]["limits"]

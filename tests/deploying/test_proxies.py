@@ -52,39 +52,39 @@ def default(name: str) -> float:
 def test_haproxy_accepts_the_configuration(variables: dict[str, str]) -> None:
     command = ["haproxy", "-c", "-f", HAPROXY_FILE]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
-    assert (0, "") == (result.returncode, result.stderr.replace("Configuration file is valid\n", ""))
+    assert (result.returncode, result.stderr.replace("Configuration file is valid\n", "")) == (0, "")
 
 
 def test_the_proxies_listen_only_on_loopback() -> None:
     """This includes the service, which has no API key there, and the statistics page."""
-    assert ['"${BIND-127.0.0.1:8000}"', "127.0.0.1:8404"] == re.findall(r"^ +bind (\S+)", HAPROXY, re.MULTILINE)
-    assert ["127.0.0.1:8000"] == re.findall(r"^ +listen ([^ ;]+)", NGINX, re.MULTILINE)
-    assert 2 == len(re.findall(r"^ +server replica\d 127\.0\.0\.1:\d+$", HAPROXY, re.MULTILINE))
-    assert 2 == len(re.findall(r"^ +server 127\.0\.0\.1:\d+ ", NGINX, re.MULTILINE))
+    assert re.findall(r"^ +bind (\S+)", HAPROXY, re.MULTILINE) == ['"${BIND-127.0.0.1:8000}"', "127.0.0.1:8404"]
+    assert re.findall(r"^ +listen ([^ ;]+)", NGINX, re.MULTILINE) == ["127.0.0.1:8000"]
+    assert len(re.findall(r"^ +server replica\d 127\.0\.0\.1:\d+$", HAPROXY, re.MULTILINE)) == 2
+    assert len(re.findall(r"^ +server 127\.0\.0\.1:\d+ ", NGINX, re.MULTILINE)) == 2
 
 
 def test_timeouts_match_the_timeouts_of_the_service() -> None:
     """The service ends requests first and keeps connections longer. The proxies add a margin for the last run to each deadline."""
     [margin] = re.findall(r"x-request-timeout-ms\),add\((\d+)\)", HAPROXY)
-    assert default("timeout_ms") / 1000 + int(margin) / 1000 == value(HAPROXY, "timeout server")
-    assert default("max_timeout_ms") / 1000 + int(margin) / 1000 == value(NGINX, "proxy_read_timeout")
+    assert value(HAPROXY, "timeout server") == default("timeout_ms") / 1000 + int(margin) / 1000
+    assert value(NGINX, "proxy_read_timeout") == default("max_timeout_ms") / 1000 + int(margin) / 1000
     [digits] = re.findall(r"x-request-timeout-ms\) -m reg \^\[1-9\]\[0-9\]\{0,(\d)\}\$", HAPROXY)
     assert default("max_timeout_ms") < 10 ** (int(digits) + 1)
     assert max(value(HAPROXY, "timeout http-keep-alive"), value(NGINX, "keepalive_timeout")) < default("keep_alive_s")
-    assert {default("header_timeout_s")} == {value(HAPROXY, "timeout http-request"), value(NGINX, "client_header_timeout")}
-    assert {default("body_timeout_s")} == {value(HAPROXY, "wait-for-body time"), value(NGINX, "client_body_timeout")}
+    assert {value(HAPROXY, "timeout http-request"), value(NGINX, "client_header_timeout")} == {default("header_timeout_s")}
+    assert {value(HAPROXY, "wait-for-body time"), value(NGINX, "client_body_timeout")} == {default("body_timeout_s")}
 
 
 def test_sizes_match_the_limits_of_the_service() -> None:
     """A buffer of HAProxy holds the largest headers, and the rules for streams match all media types of streams."""
     body, head = default("max_body_bytes"), default("max_header_bytes")
     assert 2 * head <= value(HAPROXY, "tune.bufsize")
-    assert 2 == HAPROXY.count(f" gt {body:.0f} }}")
-    assert 2 == HAPROXY.count(f",length gt {head:.0f} }}")
+    assert HAPROXY.count(f" gt {body:.0f} }}") == 2
+    assert HAPROXY.count(f",length gt {head:.0f} }}") == 2
     assert f"client_max_body_size {body / 2**20:.0f}m;" in NGINX
     assert f"large_client_header_buffers 2 {head / 2**10:.0f}k;" in NGINX
     rules = re.findall(r"-m sub (.+)$", HAPROXY, re.MULTILINE) + re.findall(r'"~\*(.+)" 1;$', NGINX, re.MULTILINE)
-    assert 2 == len(rules)
+    assert len(rules) == 2
     for names in rules:
         assert all(re.search(names.replace(" ", "|"), kind.decode()) for kind in LINES_TYPES)
 
@@ -95,29 +95,29 @@ def test_the_proxies_have_the_same_limits() -> None:
         value(HAPROXY, name) for name in ("sc0_conn_cur gt", "sc1_conn_cur gt", "sc0_http_req_rate gt", "on-error fastinter maxconn")
     ]
     rate, burst = (int(number) for number in re.findall(r"(?:rate=|burst=)(\d+)", NGINX))
-    assert rate == burst
+    assert burst == rate
     [most] = set(re.findall(r"max_conns=(\d+)", NGINX))
-    assert of_haproxy == [value(NGINX, "limit_conn address"), value(NGINX, "limit_conn stream"), rate, int(most)]
+    assert [value(NGINX, "limit_conn address"), value(NGINX, "limit_conn stream"), rate, int(most)] == of_haproxy
 
 
 def test_a_replica_drains_longer_than_haproxy_needs_to_notice() -> None:
     assert "fall 2" in HAPROXY
     notice = value(HAPROXY, "inter") + value(HAPROXY, "fastinter") + 2 * value(HAPROXY, "timeout check")
     shown = [parse(Settings, line.split()) for line in re.findall(r"^bert-serve serve (.+)$", GUIDE, re.MULTILINE)]
-    assert [True, True] == [notice < settings.pre_stop_delay_s for settings in shown]
+    assert [notice < settings.pre_stop_delay_s for settings in shown] == [True, True]
 
 
 def test_the_health_check_uses_the_readiness_path() -> None:
-    assert ["/health/ready"] == re.findall(r"http-check send meth GET uri (\S+)", HAPROXY)
+    assert re.findall(r"http-check send meth GET uri (\S+)", HAPROXY) == ["/health/ready"]
 
 
 def test_errors_of_the_proxies_have_the_format_of_the_service() -> None:
     documents = re.findall(r"lf-string '([^']+)'", HAPROXY)
     documents += [f'{{"error":{text},"request_id":""}}' for text in re.findall(r"^ +\S+ '(\"[^']+)';$", NGINX, re.MULTILINE)]
-    assert 12 + 10 == len(documents)
+    assert len(documents) == 12 + 10
     error_types = {error.error_type for error in facts.errors()}
     for document in map(json.loads, documents):
-        assert ["error", "error_type", "request_id"] == list(document)
+        assert list(document) == ["error", "error_type", "request_id"]
         assert document["error"].endswith(".")
         assert document["error_type"] in error_types
 
@@ -170,12 +170,12 @@ def test_the_log_has_the_address_of_the_caller_and_one_id(service: Balanced, cli
     answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-1", "x-forwarded-for": "203.0.113.7"})
     other = client.post("/classify", json=BODY, headers={"x-request-id": 'not "one"'})
 
-    assert ["mine-1"] == answer.headers.get_list("x-request-id")
+    assert answer.headers.get_list("x-request-id") == ["mine-1"]
     [line] = log_lines(service, "mine-1")
     assert " 127.0.0.1 POST /classify 200 " in line
     [request_id] = other.headers.get_list("x-request-id")
     assert re.fullmatch(r"[0-9a-f-]{32,36}", request_id)
-    assert 1 == len(log_lines(service, request_id))
+    assert len(log_lines(service, request_id)) == 1
 
 
 @through_proxies
@@ -183,8 +183,8 @@ def test_responses_pass_unchanged(client: httpx.Client) -> None:
     error = client.post("/classify", json={"inputs": 3}, headers={"x": "a" * 30_000})
     large = client.post("/classify", json={"inputs": ["good " * 200] * 32})
 
-    assert (422, "invalid_value") == (error.status_code, error.json()["error_type"])
-    assert (200, 32, "tiny") == (large.status_code, len(large.json()), large.headers["x-model"])
+    assert (error.status_code, error.json()["error_type"]) == (422, "invalid_value")
+    assert (large.status_code, len(large.json()), large.headers["x-model"]) == (200, 32, "tiny")
 
 
 @through_proxies
@@ -202,8 +202,8 @@ def test_responses_pass_unchanged(client: httpx.Client) -> None:
 def test_paths_that_affect_only_one_replica_are_refused(client: httpx.Client, method: str, path: str, kind: str) -> None:
     answer = client.request(method, path, headers={"content-type": kind})
 
-    assert (404, "not_found") == (answer.status_code, answer.json()["error_type"])
-    assert answer.headers["x-request-id"] == answer.json()["request_id"]
+    assert (answer.status_code, answer.json()["error_type"]) == (404, "not_found")
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
 
 
 @through_proxies
@@ -214,10 +214,10 @@ def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
     large_head = client.get("/classify", headers={"x": "a" * 40_000})
     trace = client.request("TRACE", "/classify")
 
-    assert (413, "too_large", "mine-3") == (large.status_code, large.json()["error_type"], large.headers["x-request-id"])
-    assert (413, "too_large") == (chunked.status_code, chunked.json()["error_type"])
-    assert (431, "head_too_large") == (large_head.status_code, large_head.json()["error_type"])
-    assert (405, "method_not_allowed") == (trace.status_code, trace.json()["error_type"])
+    assert (large.status_code, large.json()["error_type"], large.headers["x-request-id"]) == (413, "too_large", "mine-3")
+    assert (chunked.status_code, chunked.json()["error_type"]) == (413, "too_large")
+    assert (large_head.status_code, large_head.json()["error_type"]) == (431, "head_too_large")
+    assert (trace.status_code, trace.json()["error_type"]) == (405, "method_not_allowed")
 
 
 @through_proxies
@@ -242,9 +242,9 @@ def test_an_encoded_body_is_refused(service: Balanced) -> None:
     """HAProxy's parser answers with a page of its own."""
     status, error = answer_to(service, b"POST /classify HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
     if isinstance(service.proxy, HAProxy):
-        assert 422 == status
+        assert status == 422
     else:
-        assert (415, "content_encoding") == (status, error["error_type"])
+        assert (status, error["error_type"]) == (415, "content_encoding")
 
 
 @through_proxies
@@ -260,9 +260,9 @@ def test_an_address_has_a_limit_of_streams(service: Balanced, client: httpx.Clie
             return (answer.status_code, answer.headers.get("retry-after")) == (429, "1")
 
         wait_until(is_refused)
-        assert 200 == client.post("/classify", json=BODY).status_code
+        assert client.post("/classify", json=BODY).status_code == 200
         with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3"), base_url=service.proxy.url, timeout=60) as other:
-            assert 200 == other.post("/classify", **line).status_code
+            assert other.post("/classify", **line).status_code == 200
     wait_until(lambda: client.post("/classify", **line).status_code == 200)
 
 
@@ -274,11 +274,11 @@ def test_an_address_has_a_limit_of_requests(service: Balanced, tmp_path: Path) -
         with httpx.Client(base_url=proxy.url, trust_env=False) as client:
             answers = [client.post("/classify", json=BODY) for _ in range(100)]
         with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3"), base_url=proxy.url) as other:
-            assert 200 == other.post("/classify", json=BODY).status_code
+            assert other.post("/classify", json=BODY).status_code == 200
 
-    assert {200, 429} == {answer.status_code for answer in answers}
-    assert {("1", "overloaded")} == {
-        (each.headers["retry-after"], each.json()["error_type"]) for each in answers if each.status_code == 429
+    assert {answer.status_code for answer in answers} == {200, 429}
+    assert {(each.headers["retry-after"], each.json()["error_type"]) for each in answers if each.status_code == 429} == {
+        ("1", "overloaded")
     }
 
 
@@ -300,9 +300,9 @@ def test_only_haproxy_forwards_a_stream_longer_than_a_body(service: Balanced, cl
     answer = client.post("/classify", content=lines, headers={"content-type": "application/x-ndjson"})
 
     if isinstance(service.proxy, HAProxy):
-        assert (200, 400) == (answer.status_code, answer.text.count('"label"') // answer.text.splitlines()[0].count('"label"'))
+        assert (answer.status_code, answer.text.count('"label"') // answer.text.splitlines()[0].count('"label"')) == (200, 400)
     else:
-        assert (413, "too_large") == (answer.status_code, answer.json()["error_type"])
+        assert (answer.status_code, answer.json()["error_type"]) == (413, "too_large")
 
 
 @through_proxies
@@ -325,5 +325,5 @@ def test_errors_without_replicas_have_the_usual_format(tmp_path: Path, models: P
         answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-2"})
         red = client.get("/health/ready")
 
-    assert (503, "unavailable", "mine-2") == (answer.status_code, answer.json()["error_type"], answer.json()["request_id"])
-    assert ("1", "mine-2", 503) == (answer.headers["retry-after"], answer.headers["x-request-id"], red.status_code)
+    assert (answer.status_code, answer.json()["error_type"], answer.json()["request_id"]) == (503, "unavailable", "mine-2")
+    assert (answer.headers["retry-after"], answer.headers["x-request-id"], red.status_code) == ("1", "mine-2", 503)

@@ -34,10 +34,10 @@ def test_ray_accepts_both_configurations() -> None:
         ).applications
         (deployment,) = application.deployments
         policy = deployment.autoscaling_config["policy"]["policy_function"]
-        assert ("bertserve.service.ray_serve:app", "bertserve.service.ray_serve:autoscaling_policy") == (application.import_path, policy)
+        assert (application.import_path, policy) == ("bertserve.service.ray_serve:app", "bertserve.service.ray_serve:autoscaling_policy")
         assert callable(replica.app)
         assert callable(replica.autoscaling_policy)
-        assert replica.Replica.name == deployment.name
+        assert deployment.name == replica.Replica.name
 
 
 def test_arguments_are_settings_of_a_replica() -> None:
@@ -56,7 +56,7 @@ def test_kubernetes_has_the_same_configuration() -> None:
         config["http_options"].pop("host")
         config["applications"][0].pop("args")
         config["applications"][0]["deployments"][0].pop("ray_actor_options")
-    assert here == there
+    assert there == here
 
 
 def test_kubernetes_has_the_same_environment() -> None:
@@ -65,9 +65,9 @@ def test_kubernetes_has_the_same_environment() -> None:
     for group in groups:
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
-        assert variables(DEPLOY / "ray/ray.env") == {variable["name"]: variable["value"] for variable in container["env"]}
+        assert {variable["name"]: variable["value"] for variable in container["env"]} == variables(DEPLOY / "ray/ray.env")
         assert pod["terminationGracePeriodSeconds"] > application["deployments"][0]["graceful_shutdown_timeout_s"]
         assert application["args"]["api_key_file"].startswith(container["volumeMounts"][0]["mountPath"])
     workers = groups[1]
-    assert application["deployments"][0]["ray_actor_options"]["num_cpus"] == int(workers["rayStartParams"]["num-cpus"])
-    assert SERVICE["spec"]["rayClusterConfig"]["rayVersion"] == ray("ray").__version__
+    assert int(workers["rayStartParams"]["num-cpus"]) == application["deployments"][0]["ray_actor_options"]["num_cpus"]
+    assert ray("ray").__version__ == SERVICE["spec"]["rayClusterConfig"]["rayVersion"]

@@ -38,12 +38,12 @@ def test_a_rolling_restart_fails_no_request(models: Path, tmp_path: Path, proxy:
         with load(service.proxy.url, CLIENTS) as result:
             for each in service.replicas:
                 before = each.process.pid
-                assert 0 == each.stop()
+                assert each.stop() == 0
                 each.start()
                 assert before != each.process.pid
                 service.wait_until_all_serve()
         print(f"{proxy}, delay {pre_stop_delay_s} s: {result}")
-    assert {} == result.failed
+    assert result.failed == {}
     assert result.outcomes[200] > CLIENTS
 
 
@@ -54,13 +54,13 @@ def test_a_replica_that_is_killed_under_load_fails_no_request(tmp_path: Path) ->
     with balanced(tmp_path / "slow", tmp_path) as service:
         with load(service.proxy.url, CLIENTS) as result:
             killed = signal_one(service, signal.SIGKILL)
-            assert -signal.SIGKILL == killed.wait()
+            assert killed.wait() == -signal.SIGKILL
             wait_until(lambda: service.states()[0] == "DOWN")
             killed.start()
             wait_until(lambda: service.states() == ["UP", "UP"])
         print(result)
         log = service.proxy.log.read_text()
-    assert {} == result.failed
+    assert result.failed == {}
     assert "replicas/replica1 is DOWN" in log
     assert "/+1 " in log  # HAProxy sent a request to another replica
 
@@ -73,7 +73,7 @@ def test_a_hung_replica_delays_only_its_own_requests_and_gets_no_more(models: Pa
             hung = signal_one(service, signal.SIGSTOP)
             wait_until(lambda: service.states()[0] == "DOWN")
             wait_until(lambda: service.proxy.log.read_text().count(" sH-- ") > 0)
-            assert ["DOWN", "UP"] == service.states()
+            assert service.states() == ["DOWN", "UP"]
             os.kill(hung.process.pid, signal.SIGCONT)
             wait_until(lambda: service.states() == ["UP", "UP"])
         print(result)

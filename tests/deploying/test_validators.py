@@ -38,7 +38,7 @@ def of_the_system(name: str) -> str:
 
 def output_of(*command: str | Path) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert 0 == result.returncode, result.stdout + result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout + result.stderr
 
 
@@ -49,7 +49,7 @@ def rendered_manifests(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     top = folder / "kustomization.yaml"
     if request.param == "with all components":
         text = top.read_text()
-        assert {path.name for path in folder.glob("components/*")} == set(re.findall(r"^  # - components/(\S+)", text, re.MULTILINE))
+        assert set(re.findall(r"^  # - components/(\S+)", text, re.MULTILINE)) == {path.name for path in folder.glob("components/*")}
         text = re.sub(r"^  # - components/autoscaling.*\n", "", text, flags=re.MULTILINE)
         top.write_text(re.sub(r"^  # - components/", "  - components/", text, flags=re.MULTILINE))
     file = tmp_path / "rendered.yaml"
@@ -64,15 +64,15 @@ def test_manifests_match_the_schemas_of_kubernetes(rendered: Path, version: str)
     resources = manifests.documents(rendered)
     custom = {resource["kind"] for resource in resources if resource["apiVersion"].partition("/")[0].endswith((".com", ".sh"))}
 
-    assert len(resources) - len(custom) == text.count(" passed for resource ")
-    assert custom == set(re.findall(r"Couldn't find schema for kind (\w+)", text))
+    assert text.count(" passed for resource ") == len(resources) - len(custom)
+    assert set(re.findall(r"Couldn't find schema for kind (\w+)", text)) == custom
 
 
 def test_rendered_images_have_a_registry_and_a_tag(rendered: Path) -> None:
     """The kubelet would look for a bare image name on Docker Hub."""
     images = re.findall(r"\bimage: (\S+)", rendered.read_text())
     assert images
-    assert [] == [image for image in images if not re.fullmatch(r"registry\.example\.com/[\w-]+:[\w.]+", image)]
+    assert [image for image in images if not re.fullmatch(r"registry\.example\.com/[\w-]+:[\w.]+", image)] == []
 
 
 def test_the_compose_file_matches_its_schema() -> None:
@@ -80,7 +80,7 @@ def test_the_compose_file_matches_its_schema() -> None:
 
 
 def test_hadolint_finds_nothing() -> None:
-    assert "" == output_of(installed("hadolint"), "--failure-threshold", "style", ROOT / "Dockerfile")
+    assert output_of(installed("hadolint"), "--failure-threshold", "style", ROOT / "Dockerfile") == ""
 
 
 @pytest.fixture(name="unit")
@@ -92,7 +92,7 @@ def unit_with_a_program(tmp_path: Path) -> Path:
 
 
 def test_systemd_accepts_the_unit(unit: Path) -> None:
-    assert "" == output_of(of_the_system("systemd-analyze"), "verify", "--man=no", unit)
+    assert output_of(of_the_system("systemd-analyze"), "verify", "--man=no", unit) == ""
 
 
 def test_the_unit_has_a_low_exposure_level(unit: Path) -> None:

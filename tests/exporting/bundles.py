@@ -62,8 +62,8 @@ def refused(source: Path, **options: Any) -> str:
 
 def assert_exit(code: int, result: tuple[int, str], *parts: str) -> None:
     """Asserts the exit code of a command, and that its output has these parts. A failure shows the output."""
-    assert code == result[0], result[1]
-    assert [] == [part for part in parts if part not in result[1]], result[1]
+    assert result[0] == code, result[1]
+    assert [part for part in parts if part not in result[1]] == [], result[1]
 
 
 def engine_of(bundle: Bundle, graph: GraphSpec | None = None, path: Path | None = None) -> OnnxEngine:

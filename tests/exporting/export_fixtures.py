@@ -32,7 +32,7 @@ def run_export(output: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         code = cli.main([str(source), "--output", str(output), "--int8-texts", str(FEW_TEXTS), *map(str, flags)])
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
         own = [line for line in lines if not line.startswith("bert-export: WARNING: ")]
-        assert bool(own) == (code != 0)
+        assert (code != 0) == bool(own)
         assert len(own) < 2 or code == 4  # a line per missing graph
         return code, own[0] if own else ""
 

@@ -121,7 +121,7 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
                 count or tokenizer.max_text_tokens(pair=pair) < tokenizer.spec.max_length
             ):  # without special tokens, an empty text has no tokens
                 encodings.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
-    assert len(encodings[-1]) == tokenizer.spec.max_length
+    assert tokenizer.spec.max_length == len(encodings[-1])
     return encodings
 
 

@@ -29,7 +29,7 @@ def test_bounds_cover_all_rows(all_staged: dict[str, Staged], tmp_path: Path) ->
     observation = observe_tensors(path, names, feeds, tmp_path / "samples")
     runs = [run(path, feed)[1:] for feed in feeds]
 
-    assert names == list(observation)
+    assert list(observation) == names
     for place, name in enumerate(names):
         rows = np.concatenate([values[place].reshape(-1, values[place].shape[-1]) for values in runs])
         np.testing.assert_allclose(rows.max(axis=0), observation[name].high, rtol=0, atol=1e-5)
@@ -56,8 +56,8 @@ def test_a_batch_has_texts_of_one_length(staged: Staged) -> None:
     sizes = [(len(batch["input_ids"]), inference.token_count(batch)) for batch in batches]
     alone = {feed["input_ids"].tobytes(): run(staged.packed, feed) for feed in feeds}
 
-    assert sorted(sizes, key=lambda size: -size[1]) == sizes
-    assert len(feeds) == sum(count for count, _ in sizes)
+    assert sizes == sorted(sizes, key=lambda size: -size[1])
+    assert sum(count for count, _ in sizes) == len(feeds)
     assert inference.BATCH_TEXTS == max(count for count, _ in sizes) > min(count for count, _ in sizes)
     for batch in batches:
         expected = [alone[row.tobytes()] for row in batch["input_ids"]]
@@ -94,4 +94,4 @@ def test_a_measured_effect_equals_the_effect_of_one_int8_layer(all_staged: dict[
         alone[x] = inference.rms_error(expected, inference.compute_outputs(tmp_path / "one.onnx", texts)) ** 2
     average = np.mean(list(alone.values()))
 
-    assert {x: pytest.approx(error / average, rel=0.05) for x, error in alone.items()} == sensitivities
+    assert sensitivities == {x: pytest.approx(error / average, rel=0.05) for x, error in alone.items()}

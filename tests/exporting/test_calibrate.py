@@ -92,33 +92,33 @@ def calibrated_bundle(tmp_path_factory: pytest.TempPathFactory) -> Calibrated:
     lines = data(folder, *labeled_by(source, 1200), {"text": "without a correct answer"})
     arguments = ["calibrate", str(too_sure(source)), "--output", str(folder / "out"), "--data", str(lines), "--aim", "positive:recall=0.5"]
     with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
-        assert 0 == cli.main(arguments)
+        assert cli.main(arguments) == 0
     return Calibrated(source, lines, folder / "out" / source.name, printed.getvalue())
 
 
 def test_a_calibration_recovers_the_temperature_and_meets_the_aim(calibrated: Calibrated) -> None:
     calibration = calibration_of(calibrated.path)
 
-    assert pytest.approx(0.5, rel=0.2) == calibration.scale[0]
-    assert ("temperature", 600, 600) == (calibration.method, calibration.fitted, calibration.tested)
+    assert calibration.scale[0] == pytest.approx(0.5, rel=0.2)
+    assert (calibration.method, calibration.fitted, calibration.tested) == ("temperature", 600, 600)
     [threshold] = calibration.thresholds
-    assert "recall" == threshold.aim
+    assert threshold.aim == "recall"
     assert threshold.error <= 0.5
-    assert (20, 600, 600) == (len(calibration.score_counts), sum(calibration.score_counts), sum(calibration.label_counts.values()))
+    assert (len(calibration.score_counts), sum(calibration.score_counts), sum(calibration.label_counts.values())) == (20, 600, 600)
 
 
 def test_the_calibration_is_printed_and_in_the_card(calibrated: Calibrated) -> None:
     facts = ("temperature", "log loss", "positive:recall=0.5", str(calibrated.path), "1 of 1201 lines")
     card = (calibrated.path / CARD_FILE).read_text(encoding="utf-8")
 
-    assert [] == [fact for fact in facts if fact not in calibrated.printed]
-    assert [] == [fact for fact in ("## Calibration", "reliability.cpu.fp32.svg", "positive:recall=0.5") if fact not in card]
+    assert [fact for fact in facts if fact not in calibrated.printed] == []
+    assert [fact for fact in ("## Calibration", "reliability.cpu.fp32.svg", "positive:recall=0.5") if fact not in card] == []
     assert "<svg" in (calibrated.path / "reliability.cpu.fp32.svg").read_text(encoding="utf-8")
 
 
 def test_a_calibrated_bundle_is_a_sound_copy_with_another_version(calibrated: Calibrated) -> None:
     assert load_bundle(calibrated.source).version != load_bundle(calibrated.path).version
-    assert 0 == cli.main(["verify", str(calibrated.path)])
+    assert cli.main(["verify", str(calibrated.path)]) == 0
 
 
 def test_a_calibrated_bundle_can_be_calibrated_again(calibrated: Calibrated, tmp_path: Path, calibrate: Calibrate) -> None:
@@ -126,14 +126,14 @@ def test_a_calibrated_bundle_can_be_calibrated_again(calibrated: Calibrated, tmp
     path = tmp_path / "out" / calibrated.path.name
     shutil.copytree(calibrated.path, path)
 
-    assert 2 == calibrate(path, "--data", calibrated.lines)[0]  # it exists
-    assert 0 == calibrate(path, "--data", calibrated.lines, "--overwrite", "--aim", "coverage=0.9")[0]
-    assert calibration_of(calibrated.path).scale == calibration_of(path).scale
+    assert calibrate(path, "--data", calibrated.lines)[0] == 2  # it exists
+    assert calibrate(path, "--data", calibrated.lines, "--overwrite", "--aim", "coverage=0.9")[0] == 0
+    assert calibration_of(path).scale == calibration_of(calibrated.path).scale
     [coverage] = calibration_of(path).thresholds
-    assert "coverage" == coverage.aim
+    assert coverage.aim == "coverage"
     assert coverage.error <= 0.1
     card = (path / CARD_FILE).read_text(encoding="utf-8")
-    assert 1 == card.count("## Calibration")
+    assert card.count("## Calibration") == 1
     assert "coverage=0.9" in card
 
 
@@ -144,8 +144,8 @@ def test_a_section_of_the_checkpoints_card_is_not_replaced(tmp_path: Path) -> No
     without_graphs = manifest.model_copy(update={"graphs": ()})
 
     assert calibrated.endswith(card.removeprefix("# reviews\n\n"))
-    assert 2 == calibrated.count("## Calibration\n")
-    assert (calibrated, card) == (bundle_texts(manifest, calibrated)[CARD_FILE], bundle_texts(without_graphs, card)[CARD_FILE])
+    assert calibrated.count("## Calibration\n") == 2
+    assert (bundle_texts(manifest, calibrated)[CARD_FILE], bundle_texts(without_graphs, card)[CARD_FILE]) == (calibrated, card)
 
 
 def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate) -> None:
@@ -154,7 +154,7 @@ def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate
     assert_exit(0, calibrate(too_sure(path), "--data", lines), "needs --aim")
     new = tmp_path / "out" / path.name
 
-    assert (pytest.approx(0.5, rel=0.2), 1.0) == (calibration_of(new).scale[0], calibration_of(new, "int8").scale[0])
+    assert (calibration_of(new).scale[0], calibration_of(new, "int8").scale[0]) == (pytest.approx(0.5, rel=0.2), 1.0)
 
 
 @without_gpu
@@ -168,8 +168,8 @@ def test_a_graph_that_cannot_run_here_is_not_calibrated(tmp_path: Path, calibrat
         for graph in manifest["graphs"]:
             graph["calibration"] = manifest["graphs"][0]["calibration"]
 
-    assert 0 == calibrate(tiny.edit(path, calibrate_all), "--data", lines)[0]
-    assert [True, False] == [graph.calibration is not None for graph in load_bundle(tmp_path / "out" / path.name).manifest.graphs]
+    assert calibrate(tiny.edit(path, calibrate_all), "--data", lines)[0] == 0
+    assert [graph.calibration is not None for graph in load_bundle(tmp_path / "out" / path.name).manifest.graphs] == [True, False]
     only = with_gpu_graph(sound(tmp_path / "only"), only=True)
     assert_exit(1, calibrate(only, "--data", lines, "--overwrite"), "no graph")
 
@@ -178,10 +178,10 @@ def test_a_second_file_is_the_test(tmp_path: Path, calibrate: Calibrate) -> None
     path = sound(tmp_path)
     lines = labeled_by(path, 500)
     test = data(tmp_path, *lines[300:]).rename(tmp_path / "test.jsonl")
-    assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines[:300]), "--test-data", test)[0]
+    assert calibrate(too_sure(path), "--data", data(tmp_path, *lines[:300]), "--test-data", test)[0] == 0
     calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert (300, 200) == (calibration.fitted, calibration.tested)
+    assert (calibration.fitted, calibration.tested) == (300, 200)
     assert_exit(2, calibrate(path, "--data", data(tmp_path, *lines[:301]), "--test-data", test, "--overwrite"), "1 inputs")
 
 
@@ -191,13 +191,13 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
     lines = labeled_by(path, 150)
     copies = [{"inputs": line["text"], "label": label} for line in lines for label in (line["label"], "neutral")]
     assert_exit(2, calibrate(path, "--data", data(tmp_path, *lines[:60], *copies[:120])), "60 different inputs")
-    assert 0 == calibrate(path, "--data", data(tmp_path, *lines))[0]
+    assert calibrate(path, "--data", data(tmp_path, *lines))[0] == 0
     contradictions = sum(line["label"] != "neutral" for line in lines)
     assert_exit(0, calibrate(path, "--data", data(tmp_path, *lines, *copies), "--overwrite"), f"{contradictions} inputs")
 
     examples = [LabeledRow(Row(values=line), frozenset([line["label"]])) for line in (*lines, *copies)]
     first, second = ({example.text for example in half} for half in split(examples))
-    assert (75, 75, set()) == (len(first), len(second), first & second)
+    assert (len(first), len(second), first & second) == (75, 75, set())
 
 
 def test_both_halves_have_the_same_share_of_each_label() -> None:
@@ -207,9 +207,9 @@ def test_both_halves_have_the_same_share_of_each_label() -> None:
     ]
     halves = split(examples)
 
-    assert halves == split(examples)
+    assert split(examples) == halves
     for label, count in counts.items():
-        assert {count // 2, count - count // 2} == {sum(example.gold == {label} for example in half) for half in halves}
+        assert {sum(example.gold == {label} for example in half) for half in halves} == {count // 2, count - count // 2}
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "none"])
@@ -220,11 +220,11 @@ def test_a_reranker_has_a_scale_and_a_bias(tmp_path: Path, calibrate: Calibrate,
         [[item]] = service.answer({"inputs": {"text": text, "text_pair": "a film"}})
         score = item["score"] if activation == "sigmoid" else 1 / (1 + np.exp(-item["score"]))
         lines.append({"text": text, "text_pair": "a film", "label": int(rng.random() < score)})
-    assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "LABEL_0:recall=0.8")[0]
+    assert calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "LABEL_0:recall=0.8")[0] == 0
     calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert ("per-label", 1, 1) == (calibration.method, len(calibration.scale), len(calibration.bias))
-    assert pytest.approx(0.5, rel=0.3) == calibration.scale[0]
+    assert (calibration.method, len(calibration.scale), len(calibration.bias)) == ("per-label", 1, 1)
+    assert calibration.scale[0] == pytest.approx(0.5, rel=0.3)
 
 
 def test_entities_are_tested_as_wholes(tmp_path: Path, calibrate: Calibrate) -> None:
@@ -235,11 +235,11 @@ def test_entities_are_tested_as_wholes(tmp_path: Path, calibrate: Calibrate) -> 
         entities = service.answer({"inputs": text})
         lines.append({"text": text, "entities": [e | {"label": e["entity_group"]} for e in entities if rng.random() < e["score"]]})
     lines[0]["entities"] = [{"start": 0, "end": 1, "label": "MISSED"}]
-    assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "max-error=0.9")[0]
+    assert calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "max-error=0.9")[0] == 0
     calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert ("tags", pytest.approx(0.5, rel=0.2)) == (calibration.method, calibration.scale[0])
-    assert {"PER"} == calibration.label_counts.keys()
+    assert (calibration.method, calibration.scale[0]) == ("tags", pytest.approx(0.5, rel=0.2))
+    assert calibration.label_counts.keys() == {"PER"}
     for aim, fact in (
         ("PERS:precision=0.5", "no label `PERS`"),
         ("coverage=0.9", "exclude each other"),
@@ -264,11 +264,11 @@ def test_answers_have_a_power(tmp_path: Path, calibrate: Calibrate) -> None:
         lines.append(question | {"answers": [prediction["answer"] if correct else "something else"]})
     lines[:200] = [line | {"answers": []} for line in lines[:200]]
     lines[0]["parameters"] = {"explain": True}
-    assert 0 == calibrate(path, "--data", data(tmp_path, *lines), "--aim", "max-error=0.9")[0]
+    assert calibrate(path, "--data", data(tmp_path, *lines), "--aim", "max-error=0.9")[0] == 0
     calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert ("answers", pytest.approx(0.5, rel=0.4)) == (calibration.method, calibration.scale[0])
-    assert 2 == len(calibration.scale)
+    assert (calibration.method, calibration.scale[0]) == ("answers", pytest.approx(0.5, rel=0.4))
+    assert len(calibration.scale) == 2
     assert calibration.bias[1] != 0
     assert calibration.label_counts.keys() <= {"answer", "no answer"}
     summed = data(tmp_path, *(line | {"parameters": {"duplicates": "sum"}} for line in lines[:200]))
@@ -283,7 +283,7 @@ def test_a_graph_that_fails_is_an_error_with_the_line(tmp_path: Path, calibrate:
 
     (path / FP32).write_bytes(b"no graph")
     code, printed = calibrate(store_digests(path), "--data", lines)
-    assert (1, 1) == (code, printed.count("bert-export: ")), printed
+    assert (code, printed.count("bert-export: ")) == (1, 1), printed
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_data_and_aims_that_cannot_be_used_are_errors(
     result = calibrate(path, "--data", lines, *flags.split())
 
     assert_exit(code, result, fact)
-    assert 1 == result[1].count("bert-export: ")
+    assert result[1].count("bert-export: ") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -347,7 +347,7 @@ def test_calibrating_and_verifying_import_no_torch(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert "0 0 set()" == result.stdout.splitlines()[-1]
+    assert result.stdout.splitlines()[-1] == "0 0 set()"
 
 
 def test_a_task_without_scores_is_refused(tmp_path: Path, calibrate: Calibrate) -> None:
@@ -359,7 +359,7 @@ def test_a_task_without_scores_is_refused(tmp_path: Path, calibrate: Calibrate) 
 def test_invalid_aims_are_errors_of_usage(capsys: pytest.CaptureFixture[str], aim: str) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["calibrate", "x", "--data", "x", "--output", "x", "--aim", aim])
-    assert 2 == caught.value.code
+    assert caught.value.code == 2
     assert "argument --aim" in capsys.readouterr().err
 
 

@@ -37,7 +37,7 @@ def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature:
     tested = softmax_labels(rng, 4000, temperature, labels)
     before, after = (measure(tested.predictions(values)) for values in (IDENTITY, parameters))
 
-    assert pytest.approx(temperature, rel=0.1) == 1 / parameters[0][0]
+    assert 1 / parameters[0][0] == pytest.approx(temperature, rel=0.1)
     assert after.log_loss.value < before.log_loss.value
     assert after.ece.value < min(0.03, before.ece.value)
     assert before.auroc is not None
@@ -46,16 +46,16 @@ def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature:
 
 def test_calibrated_scores_stay_unchanged(rng: np.random.Generator) -> None:
     """Otherwise noise would change them, and a half of all calibrations would be refused as worse."""
-    assert 8 <= sum(fit(softmax_labels(rng, 300, 1.0)) == IDENTITY for _ in range(10))
+    assert sum(fit(softmax_labels(rng, 300, 1.0)) == IDENTITY for _ in range(10)) >= 8
 
 
 def test_each_label_has_its_own_scale_and_bias_if_there_are_enough_examples(rng: np.random.Generator) -> None:
     scale, bias = np.array([0.5, 1.5]), np.array([1.0, -2.0])
     many, few = (fit(sigmoid_labels(rng, count, scale, bias)) for count in (6000, 900))
 
-    assert pytest.approx(scale, rel=0.15) == many[0]
-    assert pytest.approx(bias, abs=0.25) == many[1]
-    assert (1, (0.0,)) == (len(few[0]), few[1])
+    assert many[0] == pytest.approx(scale, rel=0.15)
+    assert many[1] == pytest.approx(bias, abs=0.25)
+    assert (len(few[0]), few[1]) == (1, (0.0,))
 
 
 def test_a_rare_label_has_no_parameters_of_its_own(rng: np.random.Generator) -> None:
@@ -63,7 +63,7 @@ def test_a_rare_label_has_no_parameters_of_its_own(rng: np.random.Generator) -> 
     _, bias = fit(labels)
 
     assert labels.correct[:, 1].sum() < 20
-    assert 0.0 == bias[1]
+    assert bias[1] == 0.0
     assert bias[0] != 0.0
 
 
@@ -72,8 +72,8 @@ def test_answers_and_no_answer_are_calibrated_separately(rng: np.random.Generato
     truth = rng.random(scores.shape) < np.minimum(scores ** [0.5, 0.5] * [1, np.exp(-1)], 1)
     many, few = (fit(Scores("answers", ("answer", "no answer"), scores[:count], truth[:count])) for count in (4000, 900))
 
-    assert ([pytest.approx(0.5, rel=0.1)] * 2, [pytest.approx(bias, abs=0.1) for bias in (0, -1)]) == tuple(map(list, many))
-    assert (1, (0.0,)) == (len(few[0]), few[1])
+    assert tuple(map(list, many)) == ([pytest.approx(0.5, rel=0.1)] * 2, [pytest.approx(bias, abs=0.1) for bias in (0, -1)])
+    assert (len(few[0]), few[1]) == (1, (0.0,))
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
@@ -84,7 +84,7 @@ def test_calibrated_scores_keep_their_order(rng: np.random.Generator, activation
 
     assert np.isfinite(calibrated).all()
     assert (np.diff(np.take_along_axis(calibrated, scores.argsort(axis=1), axis=1)) >= 0).all()
-    assert pytest.approx(scores, rel=1e-5) == apply_calibration(scores, activation, (1.0,), (0.0,))  # type: ignore[arg-type]
+    assert apply_calibration(scores, activation, (1.0,), (0.0,)) == pytest.approx(scores, rel=1e-5)  # type: ignore[arg-type]
 
 
 def test_qualities_are_those_of_scikit_learn(rng: np.random.Generator) -> None:
@@ -92,12 +92,12 @@ def test_qualities_are_those_of_scikit_learn(rng: np.random.Generator) -> None:
     correct = rng.random(500) < scores
     quality = measure(Predictions(scores, correct, log_losses(scores, correct), np.arange(500), np.full(500, "x"), 500))
 
-    assert pytest.approx(metrics.log_loss(correct, np.clip(scores, 1e-7, 1 - 1e-7)), rel=1e-3) == quality.log_loss.value
-    assert pytest.approx(metrics.brier_score_loss(correct, scores)) == quality.brier.value
+    assert quality.log_loss.value == pytest.approx(metrics.log_loss(correct, np.clip(scores, 1e-7, 1 - 1e-7)), rel=1e-3)
+    assert quality.brier.value == pytest.approx(metrics.brier_score_loss(correct, scores))
     assert quality.auroc is not None
-    assert pytest.approx(metrics.roc_auc_score(correct, scores)) == quality.auroc.value
-    assert 500 == sum(part.count for part in quality.bins)
-    assert pytest.approx(sum(abs(part.score - part.correct) * part.count for part in quality.bins) / 500) == quality.ece.value
+    assert quality.auroc.value == pytest.approx(metrics.roc_auc_score(correct, scores))
+    assert sum(part.count for part in quality.bins) == 500
+    assert quality.ece.value == pytest.approx(sum(abs(part.score - part.correct) * part.count for part in quality.bins) / 500)
     for interval in (quality.log_loss, quality.brier, quality.ece, quality.auroc):
         assert interval.low <= interval.value <= interval.high
 
@@ -113,4 +113,4 @@ def test_predictions_of_an_example_stay_together_in_the_bootstrap(rng: np.random
         brier = measure(Predictions(copied, outcome, log_losses(copied, outcome), examples, np.full(len(examples), "x"), 200)).brier
         widths.append(brier.high - brier.low)
 
-    assert pytest.approx(widths[0], rel=0.2) == widths[1]
+    assert widths[1] == pytest.approx(widths[0], rel=0.2)

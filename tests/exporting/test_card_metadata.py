@@ -42,9 +42,9 @@ def fields(**values: Any) -> dict[str, Any]:
 )
 def test_card_fields_are_read(tmp_path: Path, content: str | bytes, expected: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """A string is read as a list of one. A missing field or a missing card causes no warning."""
-    assert expected == read_card_metadata(card(tmp_path, content))
-    assert fields() == read_card_metadata(find_card(tmp_path / "none"))
-    assert "" == caplog.text
+    assert read_card_metadata(card(tmp_path, content)) == expected
+    assert read_card_metadata(find_card(tmp_path / "none")) == fields()
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_a_value_that_is_not_a_string_is_ignored_with_a_warning(
 ) -> None:
     other = "license" if key != "license" else "language"
 
-    assert fields(**{other: ("en",)}) == read_card_metadata(card(tmp_path, front(f"{line}\n{other}: en")))
+    assert read_card_metadata(card(tmp_path, front(f"{line}\n{other}: en"))) == fields(**{other: ("en",)})
     [record] = caplog.records
-    assert [key, tmp_path / "README.md", row] == list(record.args or ())[:3]
+    assert list(record.args or ())[:3] == [key, tmp_path / "README.md", row]
 
 
 # It expands to gigabytes: nine levels of ten aliases are 10^9 values.
@@ -90,9 +90,9 @@ def test_broken_front_matter_and_a_large_card_cause_a_warning(
     tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Invalid YAML does not make the export fail. Bytes that are not UTF-8 are not decoded with another encoding."""
-    assert fields() == read_card_metadata(find_card(card(tmp_path, content).parent))
+    assert read_card_metadata(find_card(card(tmp_path, content).parent)) == fields()
     [record] = caplog.records
-    assert [tmp_path / "README.md"] == list(record.args or ())[:1]  # if a field were ignored, its name would come first
+    assert list(record.args or ())[:1] == [tmp_path / "README.md"]  # if a field were ignored, its name would come first
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_link_out_of_the_checkpoint_is_ignored(
     (folder / target).write_text(front("license: mit"), encoding="utf-8")
     (folder / "README.md").symlink_to(target)
 
-    assert (("mit",) if is_read else ()) == read_card_metadata(find_card(folder))["license"]
+    assert read_card_metadata(find_card(folder))["license"] == (("mit",) if is_read else ())
     assert is_read is (caplog.text == "")
 
 

@@ -32,7 +32,7 @@ NLI_LABELS = ("entailment", "neutral", "contradiction")
 def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = sentence_transformers(encoder(tmp_path), "Normalize")
     bundle = exported(source, precisions=("fp32", "int8"), layers="last_four")
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
+    assert bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)]) == 0
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
     settings = ('`pooling`: "mean"', "`normalize`: true", '`layers`: "last_four"', '`prompts`: {"query": "the book was ')
@@ -70,30 +70,30 @@ def test_modules_json_makes_a_checkpoint_an_embedding_model(tmp_path: Path) -> N
     source = sentence_transformers(encoder(tmp_path), "Normalize")
     edit_json(source / "config.json", architectures=["BertForMaskedLM"])
     checkpoint = load_checkpoint(str(source))
-    assert "feature-extraction" == checkpoint.task
-    assert ("mean", True) == (checkpoint.embedding.pooling, checkpoint.embedding.normalize)
+    assert checkpoint.task == "feature-extraction"
+    assert (checkpoint.embedding.pooling, checkpoint.embedding.normalize) == ("mean", True)
 
 
 def test_modules_without_pooling_do_not_change_the_task(tmp_path: Path) -> None:
     """A cross-encoder that lists its only module is still a classifier, and `--task` overrides `modules.json`."""
     source = bert(tmp_path)
     write_modules(source)
-    assert "text-classification" == load_checkpoint(str(source)).task
+    assert load_checkpoint(str(source)).task == "text-classification"
     masked = sentence_transformers(bert(tmp_path, "masked", architecture="BertForMaskedLM"))
-    assert "fill-mask" == load_checkpoint(str(masked), LoadOptions(task="fill-mask")).task
+    assert load_checkpoint(str(masked), LoadOptions(task="fill-mask")).task == "fill-mask"
 
 
 def test_the_maximum_length_of_sentence_transformers_replaces_the_tokenizers(tmp_path: Path) -> None:
     """It does not replace the number of positions, which no text can exceed."""
     source = sentence_transformers(encoder(tmp_path), max_length=120)
     edit_json(source / "tokenizer_config.json", model_max_length=48)
-    assert 120 == load_checkpoint(str(source)).tokenizer.max_length
+    assert load_checkpoint(str(source)).tokenizer.max_length == 120
 
     edit_json(source / "sentence_bert_config.json", max_seq_length=POSITIONS + 1)
-    assert POSITIONS == load_checkpoint(str(source)).tokenizer.max_length
+    assert load_checkpoint(str(source)).tokenizer.max_length == POSITIONS
 
     edit_json(source / "sentence_bert_config.json", max_seq_length=None)
-    assert 48 == load_checkpoint(str(source)).tokenizer.max_length
+    assert load_checkpoint(str(source)).tokenizer.max_length == 48
 
 
 def move(source: Path, folder: str = "0_Transformer", length_file: str = "sentence_bert_config.json") -> Path:
@@ -121,8 +121,8 @@ def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> No
     source = move(flat, length_file=length_file)
     checkpoint = load_checkpoint(str(source))
 
-    assert (digest, 48) == (checkpoint.origin.weights_sha256, checkpoint.tokenizer.max_length)
-    assert ("mean", True, PROMPTS) == (checkpoint.embedding.pooling, checkpoint.embedding.normalize, checkpoint.embedding.prompts)
+    assert (checkpoint.origin.weights_sha256, checkpoint.tokenizer.max_length) == (digest, 48)
+    assert (checkpoint.embedding.pooling, checkpoint.embedding.normalize, checkpoint.embedding.prompts) == ("mean", True, PROMPTS)
     assert "What it was trained on." in checkpoint.card
 
 
@@ -155,13 +155,13 @@ def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypa
     monkeypatch.setattr("bertserve.export.checkpoint.source.snapshot_download", download)
     manifest = exported("org/vectors", tmp_path / "models", revision="main").manifest
 
-    assert {".", "0_Transformer", "1_Pooling"} == {str(path.parent.relative_to(fetched)) for path in fetched.rglob("*") if path.is_file()}
-    assert ([] if safe else ["0_Transformer/pytorch_model.bin"]) == [str(path.relative_to(fetched)) for path in fetched.rglob("*.bin")]
-    assert "main" == revisions[0]
-    assert {commit} == set(revisions[1:])
+    assert {str(path.parent.relative_to(fetched)) for path in fetched.rglob("*") if path.is_file()} == {".", "0_Transformer", "1_Pooling"}
+    assert [str(path.relative_to(fetched)) for path in fetched.rglob("*.bin")] == ([] if safe else ["0_Transformer/pytorch_model.bin"])
+    assert revisions[0] == "main"
+    assert set(revisions[1:]) == {commit}
     origin = manifest.source
-    assert (64, "mean") == (manifest.tokenizer.max_length, manifest.embedding.pooling)
-    assert ("org/vectors", "main", commit) == (origin.checkpoint, origin.revision, origin.commit)
+    assert (manifest.tokenizer.max_length, manifest.embedding.pooling) == (64, "mean")
+    assert (origin.checkpoint, origin.revision, origin.commit) == ("org/vectors", "main", commit)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_zero_shot_labels_match_the_pipeline(inference: tuple[Any, Service], mul
     for text in filter(None, TEXTS):  # the pipeline refuses an empty text
         expected = pipeline(text, labels, hypothesis_template=template, multi_label=multi_label)
         answer = service.answer({"inputs": text, "parameters": parameters}, zero_shot.TASK)
-        assert expected["labels"] == [item["label"] for item in answer]
-        assert pytest.approx(expected["scores"], abs=1e-5) == [item["score"] for item in answer]
+        assert [item["label"] for item in answer] == expected["labels"]
+        assert [item["score"] for item in answer] == pytest.approx(expected["scores"], abs=1e-5)
 
 
 SHORT_TEXTS = ["good", "the film was not very good", "", "the book is great ! " * 12]
@@ -232,8 +232,8 @@ def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) 
     source = encoder(tmp_path, architecture=architecture)
     bundle = exported(source, layers=(0, -4, -2))
 
-    assert (0, 1, 3, 4) == bundle.manifest.embedding.layers
-    assert ["last_hidden_state", "hidden_states_0_1_3_4"] == [spec.name for spec in bundle.manifest.graphs[0].outputs]
+    assert bundle.manifest.embedding.layers == (0, 1, 3, 4)
+    assert [spec.name for spec in bundle.manifest.graphs[0].outputs] == ["last_hidden_state", "hidden_states_0_1_3_4"]
     assert bundle.manifest.graphs[0].validation.worst_abs_error < 1e-4
     for layers in ([-2, 1], [4, -2, 0, -4]):
         for combine in ("concat", "sum", "mean"):

@@ -89,7 +89,7 @@ def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: 
             inputs = {name: value[None] if manifest.task == "multiple-choice" else value for name, value in inputs.items()}
             expected = model(**inputs, output_attentions=True).attentions
         for right, layer in zip(expected, decode(attention, request, [row], tokenizer=tokenizer)["attentions"], strict=True):
-            assert right[0].shape == layer.shape
+            assert layer.shape == right[0].shape
             worst = max(worst, float(np.abs(right[0].numpy() - layer).max()))
     return worst
 
@@ -103,7 +103,7 @@ def test_attention_weights_match_pytorch(name: str, tmp_path: Path) -> None:
     assert worst_error(in_pytorch(source), bundle, batched=name not in NOT_INVARIANT) <= 1e-4
     assert graph.validation.attention_error <= 1e-4
     assert graph.validation.worst_abs_error <= 1e-4
-    assert SIZES["num_attention_heads"] // (2 if name == "ConvBERT" else 1) == bundle.manifest.attention_heads[0]
+    assert bundle.manifest.attention_heads[0] == SIZES["num_attention_heads"] // (2 if name == "ConvBERT" else 1)
     assert graph.has_attentions
 
 
@@ -123,8 +123,8 @@ def test_a_graph_returns_attention_weights_and_hidden_states(tmp_path: Path) -> 
     prune_heads(source, {0: (1, 3), 1: (0,)}, heads=SIZES["num_attention_heads"])
     bundle = with_attention(source, task="feature-extraction", layers=(0, 1))
 
-    assert (2, 3) == bundle.manifest.attention_heads
-    assert ["last_hidden_state", "hidden_states_0_1_2", "attentions"] == [spec.name for spec in bundle.manifest.graphs[0].outputs]
+    assert bundle.manifest.attention_heads == (2, 3)
+    assert [spec.name for spec in bundle.manifest.graphs[0].outputs] == ["last_hidden_state", "hidden_states_0_1_2", "attentions"]
     assert worst_error(load_checkpoint(str(source)).model, bundle) <= 1e-4
 
 
@@ -144,8 +144,8 @@ def test_the_attention_error_of_int8_is_small_and_reported(tmp_path: Path, capsy
     assert fp32.attention_error <= 1e-4 < int8.attention_error < 0.5
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
     assert f" cpu/fp32 {fp32.attention_error:.1e}, cpu/int8 {int8.attention_error:.1e}." in card
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
-    assert 0 == cli.main(["verify", str(bundle.path), "--checkpoint", str(source)])
+    assert bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)]) == 0
+    assert cli.main(["verify", str(bundle.path), "--checkpoint", str(source)]) == 0
     output = capsys.readouterr().out
     for error in (fp32.attention_error, int8.attention_error):
         assert f"attention weight {error:.1e}" in output
@@ -169,4 +169,4 @@ def test_a_manifest_with_other_heads_than_the_graph_is_refused(tmp_path: Path) -
     manifest = json.loads((tmp_path / "tiny" / "manifest.json").read_text())
     for heads in ([2, 4], [2, 3, 1]):
         (tmp_path / "tiny" / "manifest.json").write_text(json.dumps(manifest | {"attention_heads": heads}))
-        assert 1 == bertserve.service.cli.main(["check", "--models", str(tmp_path)])
+        assert bertserve.service.cli.main(["check", "--models", str(tmp_path)]) == 1

@@ -192,7 +192,7 @@ def test_a_checkpoint_that_cannot_be_exported_is_refused_in_one_line(source: Pat
     change(source)
 
     assert_exit(1, run(source, *FAST), *facts)
-    assert [] == left_in(output)
+    assert left_in(output) == []
     assert not (source / "ran").exists()
 
 
@@ -216,8 +216,8 @@ def test_code_of_a_pickle_is_never_run(source: Path, output: Path, tmp_path: Pat
     for name in ("pytorch_model.bin", "training_args.bin", "model.pt", "model.pkl", "optimizer.pt"):
         (source / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
 
-    assert (place != "with the weights") == run(source, *FAST)[0]
-    assert ([] if place != "with the weights" else ["tiny-bert"]) == left_in(output)
+    assert run(source, *FAST)[0] == (place != "with the weights")
+    assert left_in(output) == ([] if place != "with the weights" else ["tiny-bert"])
     assert not (tmp_path / "sprung").exists()
 
 
@@ -226,7 +226,7 @@ def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
     declare_code(source)
     edit_json(source / "config.json", model_type="bert")
 
-    assert 0 == run(source, *FAST)[0]
+    assert run(source, *FAST)[0] == 0
     assert not (source / "ran").exists()
 
 
@@ -239,7 +239,7 @@ def test_a_bundle_is_refused_as_a_source(tmp_path: Path, run: Run) -> None:
 def test_a_missing_folder_is_named(where: str, run: Run) -> None:
     code, message = run(where)
 
-    assert 1 == code, message
+    assert code == 1, message
     assert f"`{where}`" in message
     assert "network" not in message
 
@@ -277,7 +277,7 @@ def test_a_source_with_an_invalid_bundle_name_is_refused_early(tmp_path: Path, o
     code = cli.main([str(bert(tmp_path, "my checkpoint")), "--output", str(output), *FAST])
 
     err = capsys.readouterr().err
-    assert (1, []) == (code, left_in(output))
+    assert (code, left_in(output)) == (1, [])
     assert "--name" in err
     assert "trace" not in err
 
@@ -294,8 +294,8 @@ def test_an_export_that_cannot_write_a_file_fails_with_one_line(source: Path, ou
         result = run(source, "--overwrite")
 
     assert_exit(1, result, os.strerror(errno.EFBIG), str(output))
-    assert existing == contents(output / "tiny-bert")
-    assert ["tiny-bert"] == left_in(output)
+    assert contents(output / "tiny-bert") == existing
+    assert left_in(output) == ["tiny-bert"]
 
 
 @pytest.mark.parametrize(("number", "stage"), [(signal.SIGINT, "onnx_trace.trace"), (signal.SIGTERM, "pipeline.model_card")])
@@ -306,7 +306,7 @@ def test_an_export_that_a_signal_stops_leaves_no_files(
     for flags in ((), ("--overwrite",)):
         existing = contents(tiny.bundle(output, "tiny-bert")) if flags else {}
         assert_exit(128 + number, run(source, *flags), number.name)
-        assert (["tiny-bert"] if flags else []) == left_in(output)
+        assert left_in(output) == (["tiny-bert"] if flags else [])
         assert not flags or existing == contents(output / "tiny-bert")
 
 
@@ -331,16 +331,16 @@ def test_a_second_export_of_a_name_fails_at_once(
         first = pool.submit(cli.main, [str(source), "--output", str(output), "--overwrite", *FAST])
         assert start.wait(60)
         results = [run(source, *FAST), run(source, *FAST, "--overwrite"), run(source.with_name("missing"), *FAST, "--name", "tiny-bert")]
-        assert 0 == run(source, *FAST, "--name", "other")[0]
+        assert run(source, *FAST, "--name", "other")[0] == 0
         end.set()
     (output / ".tiny-bert.export" / "work").mkdir(parents=True)  # of an export that was killed
-    assert 1 == first.result()
+    assert first.result() == 1
     assert f"{os.strerror(errno.ENOSPC)} (`{output}`)" in capsys.readouterr().err
-    assert 0 == run(source, *FAST)[0]
+    assert run(source, *FAST)[0] == 0
 
-    assert [2, 2, 2] == [code for code, _ in results]
+    assert [code for code, _ in results] == [2, 2, 2]
     assert all(f"`{output / 'tiny-bert'}` is running (process {os.getpid()})" in message for _, message in results)
-    assert sorted([*others, "other", "tiny-bert"]) == left_in(output)
+    assert left_in(output) == sorted([*others, "other", "tiny-bert"])
 
 
 def test_without_locks_the_folder_of_another_export_is_kept(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,8 +352,8 @@ def test_without_locks_the_folder_of_another_export_is_kept(source: Path, output
     (folder / "work").mkdir(parents=True)
     (folder / LOCK_FILE).write_text("1\n", encoding="ascii")
 
-    assert 0 == run(source, *FAST)[0]
-    assert [folder.name, "tiny-bert"] == left_in(output)
+    assert run(source, *FAST)[0] == 0
+    assert left_in(output) == [folder.name, "tiny-bert"]
 
 
 def test_a_link_in_place_of_the_hidden_folder_is_refused(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
@@ -362,9 +362,9 @@ def test_a_link_in_place_of_the_hidden_folder_is_refused(source: Path, output: P
     output.mkdir()
     (output / ".tiny-bert.export").symlink_to(tmp_path / "elsewhere")
 
-    assert 2 == run(source, *FAST)[0]
+    assert run(source, *FAST)[0] == 2
     assert (tmp_path / "elsewhere" / "inside").is_dir()
-    assert [".tiny-bert.export"] == left_in(output)
+    assert left_in(output) == [".tiny-bert.export"]
 
 
 def test_signals_are_deferred_while_the_new_bundle_replaces_the_old_one(
@@ -381,6 +381,6 @@ def test_signals_are_deferred_while_the_new_bundle_replaces_the_old_one(
 
     monkeypatch.setattr(Path, "rename", interrupted)
 
-    assert 0 == run(source, *FAST, "--overwrite")[0]
-    assert ["tiny-bert"] == left_in(output)
-    assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
+    assert run(source, *FAST, "--overwrite")[0] == 0
+    assert left_in(output) == ["tiny-bert"]
+    assert load_bundle(output / "tiny-bert").manifest.source.checkpoint == "tiny-bert"

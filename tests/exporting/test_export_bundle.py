@@ -43,12 +43,16 @@ def usual_bundle(source: Path) -> Bundle:
 def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(source: Path, usual: Bundle) -> None:
     secrets = [str(source.parent).encode(), b"site-packages"]
 
-    assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx", "model.cpu.int8.onnx"} == {
-        path.name for path in usual.path.iterdir()
+    assert {path.name for path in usual.path.iterdir()} == {
+        CARD_FILE,
+        MANIFEST_FILE,
+        TOKENIZER_FILE,
+        "model.cpu.fp32.onnx",
+        "model.cpu.int8.onnx",
     }
-    assert [usual.path] == list(usual.path.parent.iterdir())
-    assert 0o755 == usual.path.stat().st_mode & 0o777
-    assert [] == [path.name for path in usual.path.iterdir() for secret in secrets if secret in path.read_bytes()]
+    assert list(usual.path.parent.iterdir()) == [usual.path]
+    assert usual.path.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in usual.path.iterdir() for secret in secrets if secret in path.read_bytes()] == []
 
 
 def test_the_tokenizer_keeps_templates_but_not_truncation_and_padding(usual: Bundle) -> None:
@@ -57,17 +61,17 @@ def test_the_tokenizer_keeps_templates_but_not_truncation_and_padding(usual: Bun
     a, b = {"text": "a", "type_id": 0}, {"text": "b", "type_id": 1}
     spec = usual.manifest.tokenizer
 
-    assert (None, None) == (document["truncation"], document["padding"])
-    assert [cls, a, sep] == [piece.model_dump() for piece in spec.single]
-    assert [cls, a, sep, b, {**sep, "type_id": 1}] == [piece.model_dump() for piece in spec.pair]
+    assert (document["truncation"], document["padding"]) == (None, None)
+    assert [piece.model_dump() for piece in spec.single] == [cls, a, sep]
+    assert [piece.model_dump() for piece in spec.pair] == [cls, a, sep, b, {**sep, "type_id": 1}]
 
 
 def test_the_manifest_says_where_the_bundle_came_from(usual: Bundle) -> None:
     source = usual.manifest.source
 
-    assert ("tiny-bert", None, 64) == (source.checkpoint, source.revision, len(source.weights_sha256))
-    assert {"bertserve", "python", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers"} == set(source.versions)
-    assert ((), None, ()) == (source.license, source.license_name, source.datasets)
+    assert (source.checkpoint, source.revision, len(source.weights_sha256)) == ("tiny-bert", None, 64)
+    assert set(source.versions) == {"bertserve", "python", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers"}
+    assert (source.license, source.license_name, source.datasets) == ((), None, ())
 
 
 @pytest.mark.full_grid
@@ -76,23 +80,23 @@ def test_int8_with_low_agreement_is_not_the_default(
 ) -> None:
     monkeypatch.setattr("bertserve.service.bundle.validation_policy.LOW_AGREEMENT_THRESHOLD", 1.01)
     models = tmp_path / "models"
-    assert 0 == cli.main([str(source), "--output", str(models), "--int8-texts", str(FEW_TEXTS)])
+    assert cli.main([str(source), "--output", str(models), "--int8-texts", str(FEW_TEXTS)]) == 0
     bundle = load_bundle(models / "tiny-bert")
 
-    assert {"fp32": True, "int8": False} == {graph.precision: graph.default for graph in bundle.manifest.graphs}
+    assert {graph.precision: graph.default for graph in bundle.manifest.graphs} == {"fp32": True, "int8": False}
     warnings = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
     assert any("cpu/int8" in line and "not the default" in line for line in warnings)
     assert "**Warning:** graph cpu/int8" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
-    assert 0 == asyncio.run(check(Settings(models=(models,))))
+    assert asyncio.run(check(Settings(models=(models,)))) == 0
 
 
 @pytest.mark.parametrize("precisions", [("int8", "fp32"), ("int8",)])
 def test_the_last_precision_is_the_default_graph(source: Path, usual: Bundle, tmp_path: Path, precisions: tuple[str, ...]) -> None:
     bundle = exported(source, tmp_path, precisions=precisions)
 
-    assert {name: name == precisions[-1] for name in precisions} == {graph.precision: graph.default for graph in bundle.manifest.graphs}
-    assert {f"model.cpu.{name}.onnx" for name in precisions} == {path.name for path in bundle.path.glob("*.onnx")}
-    assert {"fp32": False, "int8": True} == {graph.precision: graph.default for graph in usual.manifest.graphs}
+    assert {graph.precision: graph.default for graph in bundle.manifest.graphs} == {name: name == precisions[-1] for name in precisions}
+    assert {path.name for path in bundle.path.glob("*.onnx")} == {f"model.cpu.{name}.onnx" for name in precisions}
+    assert {graph.precision: graph.default for graph in usual.manifest.graphs} == {"fp32": False, "int8": True}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -102,26 +106,26 @@ def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precisio
     opsets = {opset.domain: opset.version for opset in onnx.load(str(usual.path / graph.file)).opset_import}
 
     fills = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-    assert fills == {spec.name: spec.fill for spec in graph.inputs}
-    assert [("logits", "per_text")] == [(spec.name, spec.kind) for spec in graph.outputs]
+    assert {spec.name: spec.fill for spec in graph.inputs} == fills
+    assert [(spec.name, spec.kind) for spec in graph.outputs] == [("logits", "per_text")]
     assert graph.batch_invariant
     assert validation.worst_batch_error <= MAX_BATCH_ERROR
     if precision == "fp32":
-        assert (1.0, 2, {}) == (validation.agreement.value, validation.fusions["Attention"], validation.quantized)
+        assert (validation.agreement.value, validation.fusions["Attention"], validation.quantized) == (1.0, 2, {})
         assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
     assert OPSETS["dynamo"] == opsets[""] == validation.opset
     # length ranges double up to the model's length; the worst range has the overall worst error
-    assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
-    assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
-    assert [16, 64, 128, POSITIONS] == [timing.length for timing in validation.speed.timings]
+    assert [entry.up_to for entry in lengths] == [16, 32, 64, 128, 160]
+    assert max(entry.worst_abs_error for entry in lengths) == validation.worst_abs_error
+    assert [timing.length for timing in validation.speed.timings] == [16, 64, 128, POSITIONS]
 
 
 def test_a_model_with_many_positions_is_timed_up_to_the_longest_sample() -> None:
     lengths: set[int] = set()
     engine: Any = SimpleNamespace(run=lambda batch: lengths.add(len(batch[0])))
 
-    assert [16, 64, 128, MAX_FULL_LENGTH] == [timing.length for timing in measure_latency(engine, max_length=10**6, pad_id=0).timings]
-    assert {16, 64, 128, MAX_FULL_LENGTH} == lengths
+    assert [timing.length for timing in measure_latency(engine, max_length=10**6, pad_id=0).timings] == [16, 64, 128, MAX_FULL_LENGTH]
+    assert lengths == {16, 64, 128, MAX_FULL_LENGTH}
 
 
 def untimed(target: Path) -> dict[str, Any]:
@@ -138,8 +142,8 @@ def test_the_same_checkpoint_gives_the_same_files(source: Path, usual: Bundle, t
         {path.name: path.name in (MANIFEST_FILE, CARD_FILE) or digest(path) for path in folder.iterdir()} for folder in (usual.path, again)
     ]
 
-    assert digests[0] == digests[1]
-    assert untimed(usual.path) == untimed(again)
+    assert digests[1] == digests[0]
+    assert untimed(again) == untimed(usual.path)
 
 
 IDENTITY, SIGMOID, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.activation.Tanh"
@@ -164,7 +168,7 @@ def test_a_cross_encoder_uses_its_declared_activation(
     if expected is None:
         assert "`torch.nn`" in refused(source)
     else:
-        assert expected == load_checkpoint(str(source)).activation
+        assert load_checkpoint(str(source)).activation == expected
 
 
 def old_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -192,9 +196,9 @@ def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, change: Calla
     actual = load_checkpoint(str(source))
     tensors, copies = expected.model.state_dict(), actual.model.state_dict()
 
-    assert tensors.keys() == copies.keys()
-    assert [] == [name for name in tensors if not torch.equal(tensors[name], copies[name])]
-    assert ("safetensors", "pickle") == (expected.origin.weights_format, actual.origin.weights_format)
+    assert copies.keys() == tensors.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], copies[name])] == []
+    assert (expected.origin.weights_format, actual.origin.weights_format) == ("safetensors", "pickle")
     assert expected.origin.weights_sha256 != actual.origin.weights_sha256
 
 
@@ -207,8 +211,8 @@ def test_labels_can_be_numbers_and_truth_values(tmp_path: Path, labels: tuple[An
     edit_json(source / "config.json", id2label=dict(enumerate(labels)), label2id={str(label): i for i, label in enumerate(labels)})
     [expected] = transformers.pipeline("text-classification", model=str(source), device="cpu", top_k=None)(["a good film"])
     [answer] = Service(exported(source)).answer({"inputs": "a good film"})
-    assert [(str(item["label"]), pytest.approx(item["score"], abs=1e-5)) for item in expected] == [
-        (item["label"], item["score"]) for item in answer
+    assert [(item["label"], item["score"]) for item in answer] == [
+        (str(item["label"]), pytest.approx(item["score"], abs=1e-5)) for item in expected
     ]
 
 
@@ -216,9 +220,9 @@ def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
     source = bert(tmp_path)
     before = load_checkpoint(str(source)).origin.weights_sha256
     shutil.copy(source / "model.safetensors", source / "optimizer.safetensors")
-    assert before == load_checkpoint(str(source)).origin.weights_sha256
+    assert load_checkpoint(str(source)).origin.weights_sha256 == before
     rename_weights(source, "part.safetensors")
-    assert before == load_checkpoint(str(source)).origin.weights_sha256
+    assert load_checkpoint(str(source)).origin.weights_sha256 == before
 
 
 OWN_CARD = """---
@@ -247,9 +251,9 @@ def test_the_checkpoints_own_card_is_kept(tmp_path: Path) -> None:
     card = (target / CARD_FILE).read_text(encoding="utf-8")
     metadata = {"license": "other", "license_name": "our-terms", "language": ["en", "no"], "datasets": ["stanfordnlp/sst2"]}
 
-    assert metadata == metadata_load(target / CARD_FILE)
+    assert metadata_load(target / CARD_FILE) == metadata
     stored = json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8"))["source"]
-    assert metadata | {"license": ["other"], "license_link": None} == {name: stored[name] for name in [*metadata, "license_link"]}
+    assert {name: stored[name] for name in [*metadata, "license_link"]} == metadata | {"license": ["other"], "license_link": None}
     assert card.endswith(":\n\n## My model\n\n```python\n# not a heading\n```\n\n### Data\n")
     assert "\n---\n# tiny-bert\n" in card
 
@@ -257,4 +261,4 @@ def test_the_checkpoints_own_card_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", sorted((ROOT / "models").glob("*/")), ids=lambda folder: folder.name)
 def test_the_card_of_an_embedded_bundle_is_that_of_its_manifest(folder: Path) -> None:
     card = model_card(load_bundle(folder).manifest, folder, None)
-    assert card == (folder / CARD_FILE).read_text(encoding="utf-8").partition("\nThe checkpoint has this card:\n")[0]
+    assert (folder / CARD_FILE).read_text(encoding="utf-8").partition("\nThe checkpoint has this card:\n")[0] == card

@@ -23,19 +23,19 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Returns the command's error message for wrong arguments, and asserts exit code 2."""
     with pytest.raises(SystemExit) as exit_:
         cli.main(list(map(str, arguments)))
-    assert 2 == exit_.value.code
+    assert exit_.value.code == 2
     return capsys.readouterr().err
 
 
 def test_progress_goes_to_stderr_and_the_validation_to_stdout(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == cli.main([str(source), "--output", str(output), "--int8-texts", str(FEW_TEXTS)])
+    assert cli.main([str(source), "--output", str(output), "--int8-texts", str(FEW_TEXTS)]) == 0
 
     captured = capsys.readouterr()
     stages = ["load", "trace", "reference", "optimize", "parity", "quantize", "parity", "package"]
-    assert stages == [line.split()[0] for line in captured.err.splitlines() if not line.startswith("bert-export: WARNING")]
+    assert [line.split()[0] for line in captured.err.splitlines() if not line.startswith("bert-export: WARNING")] == stages
     assert captured.out.startswith(f"{output / 'tiny-bert'}: text-classification, labels negative, positive, neutral\n")
     facts = ("model.cpu.fp32.onnx", "model.cpu.int8.onnx", "100.0% of", "MiB  default")
-    assert [] == [fact for fact in facts if fact not in captured.out]
+    assert [fact for fact in facts if fact not in captured.out] == []
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_the_bundle_is_named_after_its_source_or_by_the_name_flag(
     source.with_name("link").symlink_to(source)
     monkeypatch.chdir(source)
 
-    assert 0 == run(location.format(source), *FAST, *flags)[0]
-    assert [name] == left_in(output)
+    assert run(location.format(source), *FAST, *flags)[0] == 0
+    assert left_in(output) == [name]
     manifest = load_bundle(output / name).manifest
-    assert (name, checkpoint) == (manifest.name, manifest.source.checkpoint)
+    assert (manifest.name, manifest.source.checkpoint) == (name, checkpoint)
 
 
 def test_an_unreadable_checkpoint_is_named(
@@ -69,8 +69,8 @@ def test_an_unreadable_checkpoint_is_named(
     monkeypatch.setattr("bertserve.export.pipeline.load_checkpoint", fail)
     monkeypatch.setattr("bertserve.export.validation.checkpoint_check.load_checkpoint", fail)
     code, message = run(source)
-    assert (1, []) == (code, left_in(output))
-    assert 1 == cli.main(["verify", str(sound(tmp_path / "sound")), "--checkpoint", str(source)])
+    assert (code, left_in(output)) == (1, [])
+    assert cli.main(["verify", str(sound(tmp_path / "sound")), "--checkpoint", str(source)]) == 1
     for error in (message, capsys.readouterr().err):
         assert all(fact in error for fact in ("Permission denied", str(source / "config.json")))
 
@@ -81,9 +81,9 @@ def test_manifest_and_card_contain_the_given_metrics(source: Path, output: Path,
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
     (source / "README.md").write_bytes("# Café".encode("latin-1"))
 
-    assert 0 == run(source, *FAST, "--metrics-file", tmp_path / "metrics.json")[0]
+    assert run(source, *FAST, "--metrics-file", tmp_path / "metrics.json")[0] == 0
     bundle = load_bundle(output / "tiny-bert")
-    assert metrics == [metric.model_dump() for metric in bundle.manifest.metrics]
+    assert [metric.model_dump() for metric in bundle.manifest.metrics] == metrics
     assert "| accuracy, SST-2 | 0.8784 | 0.8784 | 0.8761 |" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
 
 
@@ -95,9 +95,9 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
 
     assert "reviews: text-classification, cpu/fp32: ok\n" == first.stdout == second.stdout
     assert "parity    cpu/fp32" in first.stderr
-    assert "" == second.stderr
+    assert second.stderr == ""
     assert "dynamo opset 18" in first.stderr  # the command's default tracer; other tests override it
-    assert [".lock", "reviews"] == sorted(path.name for path in tmp_path.glob("cache/*/*"))
+    assert sorted(path.name for path in tmp_path.glob("cache/*/*")) == [".lock", "reviews"]
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_overwrite_replaces_a_bundle_file_or_link(source: Path, output: Path, tm
     others = sorted(elsewhere.rglob("*")), elsewhere.exists()
 
     assert_exit(2, run(source, *FAST), "--overwrite")
-    assert 0 == run(source, *FAST, "--overwrite")[0]
-    assert ["tiny-bert"] == left_in(output)
-    assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
-    assert others == (sorted(elsewhere.rglob("*")), elsewhere.exists())
+    assert run(source, *FAST, "--overwrite")[0] == 0
+    assert left_in(output) == ["tiny-bert"]
+    assert load_bundle(output / "tiny-bert").manifest.source.checkpoint == "tiny-bert"
+    assert (sorted(elsewhere.rglob("*")), elsewhere.exists()) == others
 
 
 def touch(file: Path) -> None:
@@ -196,9 +196,9 @@ def test_a_folder_that_contains_foreign_files_is_never_replaced(source: Path, ou
 
     for flags in ((), ("--overwrite",)):
         code, message = run(new_source or source, *FAST, *flags)
-        assert 2 == code, message
+        assert code == 2, message
         assert "--overwrite" not in message
-        assert files == sorted(output.rglob("*"))
+        assert sorted(output.rglob("*")) == files
 
 
 def test_a_failed_rename_keeps_the_existing_bundle(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +212,6 @@ def test_a_failed_rename_keeps_the_existing_bundle(source: Path, output: Path, r
 
     monkeypatch.setattr(Path, "rename", fails_for_the_new)
 
-    assert 1 == run(source, *FAST, "--overwrite")[0]
-    assert ["tiny-bert"] == left_in(output)
-    assert existing == contents(output / "tiny-bert")
+    assert run(source, *FAST, "--overwrite")[0] == 1
+    assert left_in(output) == ["tiny-bert"]
+    assert contents(output / "tiny-bert") == existing

@@ -61,7 +61,7 @@ def test_a_padding_token_is_found_if_none_is_declared(tmp_path: Path, configured
     edit_json(source / "config.json", pad_token_id=configured, eos_token_id=None, bos_token_id=None)
     spec = load_checkpoint(str(source)).tokenizer
 
-    assert (EOS if configured is None else configured, "right") == (spec.pad_id, spec.padding_side)
+    assert (spec.pad_id, spec.padding_side) == (EOS if configured is None else configured, "right")
 
 
 @pytest.mark.full_grid
@@ -78,7 +78,7 @@ def test_the_closing_token_of_texts_is_not_used_as_padding(tmp_path: Path) -> No
     tokenizer.save_pretrained(source)
     edit_json(source / "config.json", pad_token_id=None)
 
-    assert tokenizer.unk_token_id == padding_of(source)[0]
+    assert padding_of(source)[0] == tokenizer.unk_token_id
 
 
 def test_a_padding_id_outside_the_embedding_is_ignored(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_padding_id_outside_the_embedding_is_ignored(tmp_path: Path) -> None:
     edit_json(source / "config.json", pad_token_id=-1)
     checkpoint = load_checkpoint(str(source))
 
-    assert ("left", llama_tokenizer().pad_token_id) == (checkpoint.tokenizer.padding_side, checkpoint.tokenizer.pad_id)
+    assert (checkpoint.tokenizer.padding_side, checkpoint.tokenizer.pad_id) == ("left", llama_tokenizer().pad_token_id)
 
 
 def test_a_text_generation_model_needs_an_explicit_task(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_text_generation_model_needs_an_explicit_task(tmp_path: Path) -> None:
     source = FAMILIES["BART"].save(tmp_path / "bart", "fill-mask")
 
     assert "['BartForConditionalGeneration']; give --task" in refused(source)
-    assert "fill-mask" == load_checkpoint(str(source), LoadOptions(task="fill-mask")).task
+    assert load_checkpoint(str(source), LoadOptions(task="fill-mask")).task == "fill-mask"
 
 
 def test_a_decoder_that_needs_generated_tokens_is_refused(tmp_path: Path) -> None:
@@ -121,5 +121,5 @@ def test_t5_feature_extraction_uses_only_the_encoder(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "t5")
     manifest = exported(tmp_path / "t5", task="feature-extraction").manifest
 
-    assert ["input_ids", "attention_mask"] == [spec.name for spec in manifest.graphs[0].inputs]
+    assert [spec.name for spec in manifest.graphs[0].inputs] == ["input_ids", "attention_mask"]
     assert manifest.graphs[0].batch_invariant

@@ -47,12 +47,12 @@ def test_fp32_outputs_match_pytorch(measured: Case) -> None:
     family, _, tracer, result = measured
     validation = result.fp32_graph.validation
 
-    assert onnx_trace.OPSETS["dynamo" if tracer == "default" and family not in SCALAR_FIRST else "torchscript"] == validation.opset
+    assert validation.opset == onnx_trace.OPSETS["dynamo" if tracer == "default" and family not in SCALAR_FIRST else "torchscript"]
     assert result.error <= MAX_ABS_ERROR["fp32"]
     assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert pytest.approx(1, abs=1e-3) == validation.agreement.value
+    assert validation.agreement.value == pytest.approx(1, abs=1e-3)
     assert validation.samples >= 10
-    assert LENGTH == result.bundle.manifest.tokenizer.max_length
+    assert result.bundle.manifest.tokenizer.max_length == LENGTH
 
 
 def test_int8_errors_are_within_the_limit(measured: Case) -> None:
@@ -61,14 +61,14 @@ def test_int8_errors_are_within_the_limit(measured: Case) -> None:
 
     assert validation.quantized["MatMulIntegerToFloat"] >= 1 + (task != "multiple-choice")
     assert 0 < validation.quantization_error < most_of_int8(task)
-    assert 1.0 == validation.quantization_limit  # of the export, for later checks of the bundle
+    assert validation.quantization_limit == 1.0  # of the export, for later checks of the bundle
     assert 0 < result.int8 < most_of_int8(task)
 
 
 def test_the_service_reproduces_the_stored_answer(measured: Case, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = measured[3].bundle
     assert all(graph.batch_invariant for graph in bundle.manifest.graphs)
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
+    assert bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)]) == 0
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")
 
 
@@ -89,7 +89,7 @@ def test_only_layers_that_grow_with_the_text_count(tmp_path: Path, family: str, 
     """The number of floating-point operations of a text has two terms, which runs of the model give."""
     flops = count_flops(load_checkpoint(str(FAMILIES[family].save(tmp_path / "model", task)), LoadOptions(task=task)))
 
-    assert (linear, quadratic) == (flops.linear, flops.quadratic)
+    assert (flops.linear, flops.quadratic) == (linear, quadratic)
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_the_terms_predict_the_operations_of_longer_texts(tmp_path: Path, family
     flops = count_flops(checkpoint)
     more = flops.linear * (LENGTH - 24) + flops.quadratic * (LENGTH**2 - 24**2)
 
-    assert pytest.approx(more, rel=1e-9) == checkpoint.count_operations(LENGTH) - checkpoint.count_operations(24)
+    assert checkpoint.count_operations(LENGTH) - checkpoint.count_operations(24) == pytest.approx(more, rel=1e-9)

@@ -44,7 +44,7 @@ def outputs(source: Path, architecture: str, *texts: str) -> Any:
 
 def answer_to(bundle: Bundle, path: str, **body: Any) -> Any:
     response = call_fresh(bundle.path.parent, "POST", path, json=body)
-    assert 200 == response.status_code, response.text
+    assert response.status_code == 200, response.text
     return response.json()
 
 
@@ -66,10 +66,10 @@ def test_a_next_sentence_model_is_a_classifier_of_pairs(following: tuple[Path, B
     """The labels and softmax are those of the head, whatever config.json contains."""
     manifest = following[1].manifest
 
-    assert ("text-classification", FOLLOWS, "softmax") == (manifest.task, manifest.labels, manifest.activation)
+    assert (manifest.task, manifest.labels, manifest.activation) == ("text-classification", FOLLOWS, "softmax")
     assert manifest.tokenizer.pairs_only
-    assert {"text", "text_pair"} == set(manifest.example.request["inputs"])
-    assert 1 == manifest.graphs[0].validation.agreement.value
+    assert set(manifest.example.request["inputs"]) == {"text", "text_pair"}
+    assert manifest.graphs[0].validation.agreement.value == 1
     assert manifest.graphs[0].validation.samples >= 10
 
 
@@ -92,9 +92,9 @@ def test_bundles_of_pair_models_pass_check_and_verify(following: tuple[Path, Bun
     best = [FOLLOWS[int(outputs(source, "BertForNextSentencePrediction", *pair).logits.argmax())] for pair in PAIRS[:2]]
     lines = json_lines(tmp_path / "data.jsonl", *(inputs | {"label": label} for inputs, label in zip(INPUTS, best, strict=False)))
 
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
+    assert bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)]) == 0
     code, checks = verify(bundle.path, "--data", lines, "--checkpoint", source)
-    assert (0, {"graph": 1.0, "reference": 1.0}) == (code, checks["accuracy cpu/fp32"]["metrics"])
+    assert (code, checks["accuracy cpu/fp32"]["metrics"]) == (0, {"graph": 1.0, "reference": 1.0})
 
 
 @pytest.fixture(name="pretrained", scope="module")
@@ -115,8 +115,8 @@ def test_a_pretraining_model_fills_masks(pretrained: Path, tmp_path: Path) -> No
     answer = answer_to(bundle, "/fill-mask", inputs=text, parameters={"top_k": 5})
     best = logits.softmax(-1).topk(5)
 
-    assert ("fill-mask", False, 1) == (manifest.task, manifest.tokenizer.pairs_only, manifest.graphs[0].validation.agreement.value)
-    assert best.indices.tolist() == [item["token"] for item in answer]
+    assert (manifest.task, manifest.tokenizer.pairs_only, manifest.graphs[0].validation.agreement.value) == ("fill-mask", False, 1)
+    assert [item["token"] for item in answer] == best.indices.tolist()
     np.testing.assert_allclose([item["score"] for item in answer], best.values, rtol=0, atol=1e-4)
 
 
@@ -137,20 +137,20 @@ def test_a_pretraining_model_classifies_pairs(
     graph = onnx.load(str(bundle.path / manifest.graphs[0].file)).graph
     answer = answer_to(bundle, "/classify", inputs=INPUTS, parameters={"function_to_apply": "none"})
 
-    assert (labels, "softmax", True) == (manifest.labels, manifest.activation, manifest.tokenizer.pairs_only)
+    assert (manifest.labels, manifest.activation, manifest.tokenizer.pairs_only) == (labels, "softmax", True)
     for items, pair in zip(answer, PAIRS, strict=True):
         scores = {item["label"]: item["score"] for item in items}
         np.testing.assert_allclose([scores[x] for x in labels], outputs(source, architecture, *pair)[output][0], rtol=0, atol=1e-4)
     refuse(bundle, "/classify", inputs="good")
-    assert ["logits"] == [value.name for value in graph.output]
+    assert [value.name for value in graph.output] == ["logits"]
     both, one_head = (count_flops(load_checkpoint(str(source), LoadOptions(task=task))) for task in ("auto", "text-classification"))
-    assert both.linear == one_head.linear
+    assert one_head.linear == both.linear
 
 
 def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) -> None:
     with pytest.raises(CheckpointError, match=r"fill-mask .*text-classification.* question-answering"):
         load_checkpoint(str(pretrained), LoadOptions(task="question-answering"))
-    assert "feature-extraction" == load_checkpoint(str(pretrained), LoadOptions(task="feature-extraction")).task
+    assert load_checkpoint(str(pretrained), LoadOptions(task="feature-extraction")).task == "feature-extraction"
 
 
 def test_unsupported_pretraining_models_are_refused(pretrained: Path, tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ def test_scores_of_replaced_tokens_are_the_sigmoid_of_the_logit(tmp_path: Path) 
     answer = answer_to(bundle, "/ner", inputs=SENTENCE, parameters={"aggregation_strategy": "none"})
     replaced = outputs(source, "ElectraForPreTraining", SENTENCE).logits[0, 1:-1].sigmoid().numpy()
 
-    assert ("token-classification", ("original", "replaced"), "softmax") == (manifest.task, manifest.labels, manifest.activation)
-    assert ["replaced" if p > 0.5 else "original" for p in replaced] == [item["entity"] for item in answer]
+    assert (manifest.task, manifest.labels, manifest.activation) == ("token-classification", ("original", "replaced"), "softmax")
+    assert [item["entity"] for item in answer] == ["replaced" if p > 0.5 else "original" for p in replaced]
     np.testing.assert_allclose([item["score"] for item in answer], np.maximum(replaced, 1 - replaced), rtol=0, atol=1e-4)
-    assert SENTENCE.split() == [SENTENCE[item["start"] : item["end"]] for item in answer]
-    assert {"original", "replaced"} == {item["entity"] for item in answer}
+    assert [SENTENCE[item["start"] : item["end"]] for item in answer] == SENTENCE.split()
+    assert {item["entity"] for item in answer} == {"original", "replaced"}

@@ -57,7 +57,7 @@ def test_outputs_of_an_encoder_outside_the_table_match_pytorch(name: str, tmp_pa
     alone, together = rows(bundle, "fp32", encodings)
     invariant = bundle.manifest.graphs[0].batch_invariant
 
-    assert invariant == (name not in NOT_INVARIANT)
+    assert (name not in NOT_INVARIANT) == invariant
     assert worst_error(expected, [alone, together] if invariant else [alone]) <= 1e-4
 
 
@@ -100,7 +100,7 @@ def test_a_model_of_convolutions_gets_no_int8_graph(tmp_path: Path) -> None:
     manifest = exported(source, precisions=None).manifest
     [omitted] = manifest.omitted
 
-    assert [("fp32", True)] == [(graph.precision, graph.default) for graph in manifest.graphs]
+    assert [(graph.precision, graph.default) for graph in manifest.graphs] == [("fp32", True)]
     assert all(fact in omitted.reason for fact in ("no matrix", "--precision fp32"))
 
 
@@ -166,8 +166,8 @@ def test_padding_is_on_the_side_that_the_model_supports(tmp_path: Path) -> None:
     other = FAMILIES["XLNet"].save(tmp_path / "right", "text-classification")
     edit_json(other / "tokenizer_config.json", padding_side="right")
 
-    assert "right" == load_checkpoint(str(source)).tokenizer.padding_side
-    assert "left" == load_checkpoint(str(other)).tokenizer.padding_side
+    assert load_checkpoint(str(source)).tokenizer.padding_side == "right"
+    assert load_checkpoint(str(other)).tokenizer.padding_side == "left"
 
 
 def test_a_tokenizer_without_a_limit_gets_the_default_length(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_tokenizer_without_a_limit_gets_the_default_length(tmp_path: Path) -> 
     source = FAMILIES["XLNet"].save(tmp_path / "endless", "text-classification")
     edit_json(source / "tokenizer_config.json", model_max_length=int(1e30))
 
-    assert 512 == load_checkpoint(str(source)).tokenizer.max_length
+    assert load_checkpoint(str(source)).tokenizer.max_length == 512
 
 
 def test_a_fill_mask_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_shared_weights_of_layers_are_stored_once(tmp_path: Path) -> None:
         models = [onnx.load(str(bundle.path / graph.file)) for graph in bundle.manifest.graphs]
         sizes.append([sum(len(tensor.raw_data) for tensor in model.graph.initializer if len(tensor.dims) == 2) for model in models])
 
-    assert sizes[0] == sizes[1]
+    assert sizes[1] == sizes[0]
     assert min(sizes[0]) > 0
 
 
@@ -230,7 +230,7 @@ def test_a_checkpoint_with_pruned_heads_is_exported(tmp_path: Path) -> None:
     assert logit_error(bundle, lambda ids: whole(ids).logits) <= 1e-4
     assert logit_error(bundle, lambda ids: whole(ids).logits, "int8") <= 0.5
     assert bundle.manifest.graphs[0].batch_invariant
-    assert SIZES["num_hidden_layers"] == bundle.manifest.graphs[0].validation.fusions["Attention"]
+    assert bundle.manifest.graphs[0].validation.fusions["Attention"] == SIZES["num_hidden_layers"]
 
 
 @pytest.mark.parametrize(
@@ -256,4 +256,4 @@ def test_distilbert_with_a_pruned_head_is_loaded(tmp_path: Path) -> None:
     prune_heads(source, {0: (0,)}, heads=HEADS, layer=layer, inputs=("q_lin", "k_lin", "v_lin"), output="out_lin")
     weight = load_checkpoint(str(source)).model.get_parameter(f"{layer.format(0)}.out_lin.weight")
 
-    assert (32, 32 - 32 // HEADS) == weight.shape
+    assert weight.shape == (32, 32 - 32 // HEADS)

@@ -83,7 +83,7 @@ def test_unused_type_ids_are_dropped_and_an_unused_mask_is_an_error(stages: Stag
 
     deaf = replace(stages.loaded, model=Deaf(stages.loaded.model.config))
     if name == "token_type_ids":
-        assert ["input_ids", "attention_mask"] == [spec.name for spec in trace(deaf, tmp_path / "raw.onnx")[0]]
+        assert [spec.name for spec in trace(deaf, tmp_path / "raw.onnx")[0]] == ["input_ids", "attention_mask"]
     else:
         with pytest.raises(GraphError, match=r"\['input_ids', 'token_type_ids'\]"):
             trace(deaf, tmp_path / "raw.onnx")
@@ -153,12 +153,12 @@ def logits_of(reference: Reference) -> list[Array]:
 
 def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
     reference = change_reference(stages.reference, lambda i, logits: 1000 * logits)
-    assert 300 < min(float(np.abs(logits).max()) for logits in logits_of(reference))
+    assert min(float(np.abs(logits).max()) for logits in logits_of(reference)) > 300
 
     def off(error: float) -> Faulty:
         return stages.faulty(lambda logits: 1000 * logits + np.float32(error))
 
-    assert pytest.approx(2e-3, abs=3e-3) == stages.compare(off(2e-3), reference=reference)
+    assert stages.compare(off(2e-3), reference=reference) == pytest.approx(2e-3, abs=3e-3)
     with pytest.raises(GraphError, match=r" 5\.0\de-01, .* [\d.e+]+: .*\d characters"):
         stages.compare(off(0.5), reference=reference)
 

@@ -70,20 +70,20 @@ def test_a_failed_fp16_graph_is_omitted_and_the_others_are_kept(run: Run, source
     [omitted] = bundle.manifest.omitted
 
     assert_exit(4, result, "cuda/fp16", "cuda/fp32", omitted.reason)
-    assert FP16_LOST == graphs(bundle)
-    assert ("cuda", "fp16") == (omitted.provider, omitted.precision)
-    assert "fp32" == bundle.graph("cuda").precision
-    assert {file.file for graph in bundle.manifest.graphs for file in graph.files} == {path.name for path in bundle.path.glob("*.onnx*")}
+    assert graphs(bundle) == FP16_LOST
+    assert (omitted.provider, omitted.precision) == ("cuda", "fp16")
+    assert bundle.graph("cuda").precision == "fp32"
+    assert {path.name for path in bundle.path.glob("*.onnx*")} == {file.file for graph in bundle.manifest.graphs for file in graph.files}
     assert omitted.reason in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
     if stage == "crash":
-        assert "RuntimeError: bad node" == omitted.reason
+        assert omitted.reason == "RuntimeError: bad node"
 
 
 def test_a_failed_fp16_graph_is_replaced_by_fp32_if_it_is_the_only_one(run: Run, source: Path, output: Path, fault: Fault) -> None:
     fault.agree(("cuda", "fp16"))
     code, _ = run(source, "--provider", "cuda", "--precision", "fp16")
     manifest = load_bundle(output / "tiny-bert").manifest
-    assert (4, [("cuda", "fp32", True)]) == (code, [(graph.provider, graph.precision, graph.default) for graph in manifest.graphs])
+    assert (code, [(graph.provider, graph.precision, graph.default) for graph in manifest.graphs]) == (4, [("cuda", "fp32", True)])
 
 
 def test_a_failed_provider_does_not_affect_the_others(run: Run, source: Path, output: Path, fault: Fault) -> None:
@@ -92,9 +92,9 @@ def test_a_failed_provider_does_not_affect_the_others(run: Run, source: Path, ou
     assert_exit(4, run(source, *ALL), "cuda ", "RuntimeError: an operator is missing")
     bundle = load_bundle(output / "tiny-bert")
 
-    assert {("cpu", "fp32"), ("tensorrt", "fp32"), ("tensorrt", "fp16")} == graphs(bundle)
-    assert [("cuda", "fp32"), ("cuda", "fp16")] == [(omitted.provider, omitted.precision) for omitted in bundle.manifest.omitted]
-    assert [] == list(bundle.path.glob("model.cuda.*"))
+    assert graphs(bundle) == {("cpu", "fp32"), ("tensorrt", "fp32"), ("tensorrt", "fp16")}
+    assert [(omitted.provider, omitted.precision) for omitted in bundle.manifest.omitted] == [("cuda", "fp32"), ("cuda", "fp16")]
+    assert list(bundle.path.glob("model.cuda.*")) == []
     with pytest.raises(BundleError, match="an operator is missing"):
         bundle.graph("cuda")
 
@@ -103,18 +103,18 @@ def test_a_failed_provider_does_not_affect_the_others(run: Run, source: Path, ou
 def test_a_failed_required_fp32_graph_leaves_no_bundle(source: Path, output: Path, run: Run, fault: Fault, provider: str) -> None:
     fault.agree((provider, "fp32"))
     assert_exit(1, run(source, "--provider", provider if provider != "cpu" else "cpu,cuda", *FAST), "3.0")
-    assert [] == left_in(output)
+    assert left_in(output) == []
 
 
 def test_an_export_fails_if_all_providers_fail(source: Path, output: Path, run: Run, fault: Fault) -> None:
     fault.build("fuse", GraphError("no CUDA."))
     fault.agree(("tensorrt", "fp32"))
     assert_exit(1, run(source, "--provider", "cuda,tensorrt", *FAST), "3.0")
-    assert [] == left_in(output)
+    assert left_in(output) == []
 
 
 def test_a_full_disk_ends_the_export(source: Path, output: Path, run: Run, fault: Fault) -> None:
     """The graph is not omitted, because the other files could not be written either."""
     fault.build("convert_to_fp16", OSError(28, "No space left on device"))
     assert_exit(1, run(source, *ALL), "No space left on device")
-    assert [] == left_in(output)
+    assert left_in(output) == []

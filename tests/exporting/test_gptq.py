@@ -60,8 +60,8 @@ def test_a_column_that_cannot_saturate_keeps_the_finest_steps() -> None:
     weight = np.array([[1.0, 1.0], [-1.0, 0.5]], dtype=np.float32)
     small, large = np.full(2, 100, dtype=np.uint8), np.full(2, 250, dtype=np.uint8)
 
-    assert pytest.approx([1 / MAX_INT8, 1 / MAX_INT8]) == output_scales(weight, small).tolist()
-    assert pytest.approx(1 / MAX_INT8) == output_scales(weight, large)[0]
+    assert output_scales(weight, small).tolist() == pytest.approx([1 / MAX_INT8, 1 / MAX_INT8])
+    assert output_scales(weight, large)[0] == pytest.approx(1 / MAX_INT8)
     assert output_scales(weight, large)[1] > 1 / MAX_INT8
 
 

@@ -56,14 +56,14 @@ def model_of(bundle: Bundle, provider: Any, precision: Any) -> onnx.ModelProto:
 def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
     graphs = bundle.manifest.graphs
 
-    assert [("cpu", "fp32"), *GRAPHS] == [(graph.provider, graph.precision) for graph in graphs]
-    assert [True, False, True, False, True] == [graph.default for graph in graphs]
+    assert [(graph.provider, graph.precision) for graph in graphs] == [("cpu", "fp32"), *GRAPHS]
+    assert [graph.default for graph in graphs] == [True, False, True, False, True]
     assert None is graphs[0].shapes
     masks = bundle.manifest.task == "fill-mask"
     for graph in graphs[1:]:
-        assert gpu.plan_shapes(POSITIONS, masks=masks, ranges=3 if graph.provider == "tensorrt" else 0) == graph.shapes
+        assert graph.shapes == gpu.plan_shapes(POSITIONS, masks=masks, ranges=3 if graph.provider == "tensorrt" else 0)
         assert graph.batch_invariant
-        assert "cpu" == graph.validation.provider
+        assert graph.validation.provider == "cpu"
     # TensorRT converts to fp16 itself, so both precisions share a file
     assert graphs[3].file == graphs[4].file == "model.tensorrt.fp32.onnx"
 
@@ -75,9 +75,9 @@ def test_the_cuda_graph_is_fused_and_takes_lengths(bundle: Bundle) -> None:
     attention = [node for node in model_of(bundle, "cuda", "fp32").graph.node if node.op_type == "Attention"]
     masks = {"mask_index": "int64"} if bundle.manifest.task == "fill-mask" else {}
 
-    assert (2 * LAYERS, 1, 0) == tuple(counts[name] for name in ("SkipLayerNormalization", "EmbedLayerNormalization", "Cast"))
-    assert ["lengths"] * LAYERS == [node.input[3] for node in attention]
-    assert dict.fromkeys(("input_ids", "token_type_ids", "lengths"), "int32") | masks == {spec.name: spec.dtype for spec in graph.inputs}
+    assert tuple(counts[name] for name in ("SkipLayerNormalization", "EmbedLayerNormalization", "Cast")) == (2 * LAYERS, 1, 0)
+    assert [node.input[3] for node in attention] == ["lengths"] * LAYERS
+    assert {spec.name: spec.dtype for spec in graph.inputs} == dict.fromkeys(("input_ids", "token_type_ids", "lengths"), "int32") | masks
 
 
 def test_fp16_weights_are_stored_in_half_precision(bundle: Bundle) -> None:
@@ -85,9 +85,9 @@ def test_fp16_weights_are_stored_in_half_precision(bundle: Bundle) -> None:
     large = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 2}
     sizes = [(bundle.path / bundle.graph("cuda", precision).file).stat().st_size for precision in ("fp32", "fp16")]
 
-    assert {TensorProto.FLOAT16} == large
+    assert large == {TensorProto.FLOAT16}
     whole = {spec.name for spec in bundle.graph("cuda", "fp16").outputs}
-    assert {TensorProto.FLOAT16} == {value.type.tensor_type.elem_type for value in model.graph.output if value.name in whole}
+    assert {value.type.tensor_type.elem_type for value in model.graph.output if value.name in whole} == {TensorProto.FLOAT16}
     assert sizes[1] < 0.6 * sizes[0]
     assert "KeptFloat" not in bundle.graph("cuda", "fp16").validation.quantized
     assert bundle.graph("cuda", "fp16").validation.quantized["Float16"] > 5 * LAYERS
@@ -97,7 +97,7 @@ def test_the_tensorrt_graph_has_only_standard_operators(bundle: Bundle) -> None:
     model = model_of(bundle, "tensorrt", "fp16")
 
     assert {""} == {node.domain for node in model.graph.node} == {entry.domain for entry in model.opset_import}
-    assert {} == bundle.graph("tensorrt", "fp32").validation.fusions
+    assert bundle.graph("tensorrt", "fp32").validation.fusions == {}
 
 
 @pytest.mark.full_grid
@@ -105,9 +105,9 @@ def test_a_bundle_can_be_exported_for_only_a_gpu(tmp_path: Path) -> None:
     """The stored example is answered by the GPU graph, and the bundle has only the requested graph."""
     bundle = save_bundle(checkpoint_of(tmp_path, CLASSIFIES), tmp_path / "models", providers=("cuda",), precisions=("fp16",))
 
-    assert ["model.cuda.fp16.onnx"] == sorted(path.name for path in bundle.path.glob("*.onnx"))
-    assert ["fp16"] == [graph.precision for graph in bundle.manifest.graphs]
-    assert [{"label", "score"}] == [set(score) for score in bundle.manifest.example.result[0][:1]]
+    assert sorted(path.name for path in bundle.path.glob("*.onnx")) == ["model.cuda.fp16.onnx"]
+    assert [graph.precision for graph in bundle.manifest.graphs] == ["fp16"]
+    assert [set(score) for score in bundle.manifest.example.result[0][:1]] == [{"label", "score"}]
 
 
 @pytest.mark.full_grid
@@ -117,10 +117,10 @@ def test_unfused_attention_keeps_its_mask(tmp_path: Path) -> None:
     edit_json(source / "config.json", pad_token_id=-1)  # LLaMA is then padded on the left
     bundle = save_bundle(source, tmp_path / "models", providers=("cuda",))
 
-    assert "left" == bundle.manifest.tokenizer.padding_side
+    assert bundle.manifest.tokenizer.padding_side == "left"
     for graph in bundle.manifest.graphs:
         assert "Attention" not in operators(bundle.path / graph.file)
-        assert ["token_ids", "attention_mask"] == [spec.fill for spec in graph.inputs]
+        assert [spec.fill for spec in graph.inputs] == ["token_ids", "attention_mask"]
         assert graph.batch_invariant
     assert bundle.graph("cuda", "fp16").validation.quantized["KeptFloat"] >= LAYERS
 
@@ -138,12 +138,12 @@ def test_the_graph_pools_unless_a_request_needs_tokens(pooling: str, tmp_path: P
     bodies = [{"inputs": ["good", "a very good film , but the book is great !"], **each} for each in options]
     expected = answers(bundle, "cpu", "fp32", bodies)
 
-    assert () == bundle.graph("cpu").small_outputs
+    assert bundle.graph("cpu").small_outputs == ()
     for provider, precision in GRAPHS[:3]:
         service = Service(bundle, precision, provider)
         own, other = (service.encodings(*EmbedBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
-        assert [{"sentence_embedding"}] * 2 == [set(row) for row in service.engine.run(own)]
-        assert [{"last_hidden_state"}] * 3 == [set(row) for row in service.engine.run([*own, other[0]])]
+        assert [set(row) for row in service.engine.run(own)] == [{"sentence_embedding"}] * 2
+        assert [set(row) for row in service.engine.run([*own, other[0]])] == [{"last_hidden_state"}] * 3
         assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5 if precision == "fp32" else 0.05)
 
 
@@ -157,13 +157,14 @@ def test_the_graph_of_a_fill_mask_model_returns_the_best_tokens(bundle: Bundle) 
     for provider, precision in (GRAPHS[0], GRAPHS[2]):
         service = Service(bundle, precision, provider)
         small, whole = (service.encodings(*FillMaskBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
-        assert {"top_logs": (2, min(100, ROWS)), "top_tokens": (2, min(100, ROWS))} == {
-            name: values.shape for name, values in service.engine.run(small)[0].items()
+        assert {name: values.shape for name, values in service.engine.run(small)[0].items()} == {
+            "top_logs": (2, min(100, ROWS)),
+            "top_tokens": (2, min(100, ROWS)),
         }
-        assert [{"logits"}] * 2 == [set(row) for row in service.engine.run([*small, *whole])]
+        assert [set(row) for row in service.engine.run([*small, *whole])] == [{"logits"}] * 2
         assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5)
     half = answers(bundle, "cuda", "fp16", bodies[:1])
-    assert pytest.approx(expected[0][0][0]["score"], abs=0.02) == half[0][0][0]["score"]
+    assert half[0][0][0]["score"] == pytest.approx(expected[0][0][0]["score"], abs=0.02)
 
 
 @pytest.mark.full_grid
@@ -202,7 +203,7 @@ def test_writers_and_readers_of_a_large_tensor_stay_in_float32() -> None:
     limit = gpu.MAX_FP16_MAGNITUDE
     peaks = dict.fromkeys("xcfg", 1.0) | {"a": 0.0, "b": limit * 1.01, "d": limit * 0.6, "e": limit * 0.6, "h": float("nan"), "i": limit}
 
-    assert {"constant", "writer", "reader", "sum", "not_finite"} == gpu.find_overflowing_nodes(model, peaks)
+    assert gpu.find_overflowing_nodes(model, peaks) == {"constant", "writer", "reader", "sum", "not_finite"}
 
 
 @pytest.mark.parametrize("max_length", [20, 512, 8192])
@@ -212,7 +213,7 @@ def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, 
     plan = gpu.plan_shapes(max_length, masks=True, ranges=ranges)
     lengths = [bucket.length for bucket in plan.buckets]
 
-    assert max_length == lengths[-1]
+    assert lengths[-1] == max_length
     assert all(length % 8 == 0 for length in lengths[:-1])
     assert all(b <= 2 * a for a, b in itertools.pairwise(lengths))
     assert all(bucket.rows[0] == 1 for bucket in plan.buckets)
@@ -220,13 +221,13 @@ def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, 
     most = max(rows * length for rows, length in plan.all_shapes)
     assert most <= (max(gpu.GPU_BATCH_TOKENS, 8 * max_length) if ranges else max(gpu.GPU_BATCH_TOKENS, max_length))
     if ranges:
-        assert [1, 1, 1][: len(lengths)] == [len({bucket.rows for bucket in part.buckets}) for part in plan.split(ranges)]
+        assert [len({bucket.rows for bucket in part.buckets}) for part in plan.split(ranges)] == [1, 1, 1][: len(lengths)]
     for tokens in range(1, max_length + 1, 7):
         assert plan.padded_shape(1, tokens) is not None
 
 
 def test_each_provider_gets_the_precisions_that_it_supports() -> None:
     """The requested order is kept. Without a request, each provider gets all its precisions."""
-    assert {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")} == choose_precisions(("cpu", "cuda"), None)
-    assert {"cpu": ("int8",), "cuda": ("fp16",), "tensorrt": ("fp16",)} == choose_precisions(("cpu", "cuda", "tensorrt"), ("int8", "fp16"))
-    assert {"cuda": ("fp16", "fp32")} == choose_precisions(("cuda",), ("fp16", "fp32"))
+    assert choose_precisions(("cpu", "cuda"), None) == {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")}
+    assert choose_precisions(("cpu", "cuda", "tensorrt"), ("int8", "fp16")) == {"cpu": ("int8",), "cuda": ("fp16",), "tensorrt": ("fp16",)}
+    assert choose_precisions(("cuda",), ("fp16", "fp32")) == {"cuda": ("fp16", "fp32")}

@@ -117,8 +117,8 @@ def test_no_slow_operator_is_left(staged: Staged) -> None:
     slow = {"Attention", "SkipLayerNormalization", "BiasGelu", "Gemm"}
 
     assert {"Attention", "SkipLayerNormalization", "BiasGelu"} <= set(before)
-    assert set() == slow & set(after)
-    assert (before["Attention"], before["Attention"]) == (2, after["MultiHeadAttention"])
+    assert slow & set(after) == set()
+    assert (2, after["MultiHeadAttention"]) == (before["Attention"], before["Attention"])
 
 
 def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_an_operator_that_is_used_in_another_way_stays(
     change(next(node for node in model.graph.node if node.op_type == operator))
     rewritten(unfuse, save(tmp_path, model), tmp_path / "unfused.onnx")
 
-    assert 1 == operators(tmp_path / "unfused.onnx")[operator]
+    assert operators(tmp_path / "unfused.onnx")[operator] == 1
 
 
 def gemm(shape: tuple[int, ...], *bias: str, **attributes: Any) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
@@ -195,7 +195,7 @@ def test_einsum_and_gemm_with_a_constant_become_a_matmul(
     path = handmade(tmp_path / "graph.onnx", *graph)
     rewritten(unfuse, path, tmp_path / "unfused.onnx")
 
-    assert counts == operators(tmp_path / "unfused.onnx")
+    assert operators(tmp_path / "unfused.onnx") == counts
     assert_same(path, tmp_path / "unfused.onnx")
 
 
@@ -210,7 +210,7 @@ def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, 
     [feed] = classifier.feeds(TEXTS[1:2])
     length = feed["input_ids"].shape[1]
 
-    assert [length] * 5 + [1] * 4 == [value.shape[1] for value in run(tmp_path / "more.onnx", feed)[1:]]
+    assert [value.shape[1] for value in run(tmp_path / "more.onnx", feed)[1:]] == [length] * 5 + [1] * 4
 
 
 def test_a_model_with_unfused_relative_positions_is_restricted(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_hidden_states_with_another_reader_are_not_restricted(classifier: Staged
     count = rewritten(restrict_to_cls, tmp_path / "wide.onnx", tmp_path / "cls_only.onnx")
     [feed] = classifier.feeds(TEXTS[1:2])
 
-    assert 0 == count
+    assert count == 0
     for a, b in zip(run(tmp_path / "wide.onnx", feed), run(tmp_path / "cls_only.onnx", feed), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -270,7 +270,7 @@ MIXED = [
 def test_only_nodes_for_the_first_row_are_restricted(tmp_path: Path, nodes: Sequence[onnx.NodeProto], count: int) -> None:
     path = handmade(tmp_path / "wide.onnx", nodes, ROWWISE | {"positions": normal(1, LENGTH, WIDTH)})
 
-    assert count == rewritten(restrict_to_cls, path, tmp_path / "cls_only.onnx")
+    assert rewritten(restrict_to_cls, path, tmp_path / "cls_only.onnx") == count
     assert_same(path, tmp_path / "cls_only.onnx", atol=1e-6)
 
 
@@ -278,7 +278,7 @@ def test_query_key_and_value_are_one_product(staged: Staged) -> None:
     """Each layer has one product for all three. A restricted layer has one for key and value, because its query reads one row."""
     restricted = staged.loaded.task == "text-classification"
 
-    assert (3 if restricted else 4) == operators(staged.cls_only)["MatMul"] - operators(staged.packed)["MatMul"]
+    assert operators(staged.cls_only)["MatMul"] - operators(staged.packed)["MatMul"] == (3 if restricted else 4)
 
 
 def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
     path = handmade(tmp_path / "apart.onnx", nodes, constants, outputs=["y1", "y2", "y3", "y4", "y5"])
     rewritten(pack_qkv, path, tmp_path / "packed.onnx")
 
-    assert 3 == operators(tmp_path / "packed.onnx")["MatMul"]
+    assert operators(tmp_path / "packed.onnx")["MatMul"] == 3
     assert_same(path, tmp_path / "packed.onnx")
 
 
@@ -352,7 +352,7 @@ def test_smoothing_keeps_the_outputs(staged: Staged, tmp_path: Path) -> None:
     feed = batches(staged)[0][0]
     before, after = (run(with_outputs(source, tmp_path / f"{when}.onnx", [name]), feed)[-1] for when, source in sources.items())
 
-    assert outputs == count
+    assert count == outputs
     for feed, mask in batches(staged):
         assert_equal_outputs(staged.packed, tmp_path / "smoothed.onnx", feed, mask, atol=1e-4)
         assert_equal_outputs(staged.packed, tmp_path / "zeros.onnx", feed, mask)

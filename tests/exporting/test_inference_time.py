@@ -36,14 +36,14 @@ def tables(folder: Path, *arguments: str) -> dict[str, list[list[str]]]:
 def test_the_tables_of_shapes_are_rewritten(tmp_path: Path) -> None:
     page = tables(tmp_path, "--shapes", "2,2,32 1,2,32", "--lengths", "8,16")
 
-    assert {"lengths", "shapes"} == set(page)
+    assert set(page) == {"lengths", "shapes"}
     _, _, *lengths = page["lengths"]
-    assert [["8", "0.0"], ["16", "0.0"]] == [row[:2] for row in lengths]
+    assert [row[:2] for row in lengths] == [["8", "0.0"], ["16", "0.0"]]
     assert all(re.fullmatch(r"\d+\.\d", cell) for row in lengths for cell in row[2:-1])
     assert all(float(row[-1]) > 0 for row in lengths)  # the ratio of unrounded times
     _, _, base, half = page["shapes"]
-    assert ["2", "2", "32", "1", "1", "1"] == base
-    assert ["1", "2", "32", "0.50"] == half[:4]
+    assert base == ["2", "2", "32", "1", "1", "1"]
+    assert half[:4] == ["1", "2", "32", "0.50"]
     assert all(float(cell) > 0 for cell in half)
 
 
@@ -54,8 +54,8 @@ def test_the_table_of_compressed_models_is_rewritten(tmp_path: Path) -> None:
 
     page = tables(tmp_path, "--teacher", str(bert(tmp_path)))
 
-    assert {"compressed models"} == set(page)
+    assert set(page) == {"compressed models"}
     _, _, *rows = page["compressed models"]
-    assert [[form, precision] for form in FORMS for precision in ("fp32", "int8")] == [row[:2] for row in rows]
-    assert ["1.00", "1.00", "0.000", "100.0%"] == [rows[0][i] for i in (3, 5, 6, 7)]
+    assert [row[:2] for row in rows] == [[form, precision] for form in FORMS for precision in ("fp32", "int8")]
+    assert [rows[0][i] for i in (3, 5, 6, 7)] == ["1.00", "1.00", "0.000", "100.0%"]
     assert all(float(row[6]) > 0 for row in rows[1:])

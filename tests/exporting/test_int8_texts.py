@@ -29,7 +29,7 @@ def test_each_nonblank_line_of_a_file_is_a_text(tmp_path: Path) -> None:
     lines = [f"täxt {i} " for i in range(1005)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
-    assert lines == int8_texts.read_texts(tmp_path / "texts.txt")
+    assert int8_texts.read_texts(tmp_path / "texts.txt") == lines
 
 
 def test_each_split_of_alternating_classes_has_all_classes(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_each_split_of_alternating_classes_has_all_classes(tmp_path: Path) -> No
     split = int8_texts.read_int8_texts(tmp_path / "texts.txt")
 
     for texts in (split.calibration, split.gate, split.validation):
-        assert {"class0", "class1", "class2"} == {line.split()[0] for line in texts.lines}
+        assert {line.split()[0] for line in texts.lines} == {"class0", "class1", "class2"}
 
 
 PAIRS = [
@@ -61,7 +61,7 @@ def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
         "alone",
     ]
 
-    assert expected == int8_texts.read_texts(path)[:5]
+    assert int8_texts.read_texts(path)[:5] == expected
 
 
 @pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".TSV", "\t")])
@@ -72,14 +72,14 @@ def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, de
     with path.open("w", encoding="utf-8-sig", newline="") as file:
         csv.writer(file, delimiter=delimiter).writerows([*cells, *([str(i), f"text {i}", ""] for i in range(14))])
 
-    assert ['He said, "a\tb",\nand left.', ("A man eats.", "It rains.")] == int8_texts.read_texts(path)[:2]
+    assert int8_texts.read_texts(path)[:2] == ['He said, "a\tb",\nand left.', ("A man eats.", "It rains.")]
 
 
 def test_a_line_says_that_a_large_file_is_not_used_completely(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("".join(f"text {i}\n" for i in range(3000)))
 
-    assert [667, 83, 250] == [len(split) for split in int8_texts.read_int8_texts(path)]
+    assert [len(split) for split in int8_texts.read_int8_texts(path)] == [667, 83, 250]
     assert "1000 of the 3000 texts" in capsys.readouterr().err
 
 
@@ -130,8 +130,8 @@ def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_bytes(content * 2 + content.replace(b" ", b"  "))
     split = int8_texts.read_int8_texts(tmp_path / "texts.txt")
 
-    assert (11, 2, 3) == sizes(split)
-    assert 16 == len({line for texts in split for line in texts.lines})
+    assert sizes(split) == (11, 2, 3)
+    assert len({line for texts in split for line in texts.lines}) == 16
 
 
 def test_a_validation_file_gives_all_validation_texts(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_a_validation_file_gives_all_validation_texts(tmp_path: Path) -> None:
     own = numbered_texts(tmp_path / "own.txt", range(40))
     split = int8_texts.read_int8_texts(own, numbered_texts(tmp_path / "validation.txt", range(41, 60)))
 
-    assert (34, 6, 19) == sizes(split)
-    assert {f"text {i}" for i in range(40)} == {*split.calibration.lines, *split.gate.lines}
-    assert tuple(f"text {i}" for i in range(41, 60)) == split.validation.lines
+    assert sizes(split) == (34, 6, 19)
+    assert {*split.calibration.lines, *split.gate.lines} == {f"text {i}" for i in range(40)}
+    assert split.validation.lines == tuple(f"text {i}" for i in range(41, 60))
 
 
 def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[
     ]
     feeds = staged.feeds(TEXTS)
 
-    assert [spec.name for spec in staged.loaded.inputs] == list(feeds[0])
-    assert [1, 1, 1, 1] == [len(feed["input_ids"]) for feed in feeds]
-    assert 130 == feeds[3]["input_ids"].shape[1]
+    assert list(feeds[0]) == [spec.name for spec in staged.loaded.inputs]
+    assert [len(feed["input_ids"]) for feed in feeds] == [1, 1, 1, 1]
+    assert feeds[3]["input_ids"].shape[1] == 130
     for encoded, feed in zip(expected, feeds, strict=True):
         for name in feed:
             np.testing.assert_array_equal(encoded[name], feed[name])
@@ -185,7 +185,7 @@ def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[
 def test_every_second_text_of_a_classifier_is_also_fed_as_a_pair(all_staged: dict[str, Staged]) -> None:
     feeds = all_staged["text-classification"].feeds(TEXTS)
 
-    assert [False] * 4 + [True] * 2 == [feed["token_type_ids"].any() for feed in feeds]
+    assert [feed["token_type_ids"].any() for feed in feeds] == [False] * 4 + [True] * 2
 
 
 def test_the_context_of_a_question_is_the_next_text(all_staged: dict[str, Staged]) -> None:
@@ -199,12 +199,12 @@ def test_the_context_of_a_question_is_the_next_text(all_staged: dict[str, Staged
 
     for name in ("input_ids", "token_type_ids", "attention_mask"):
         np.testing.assert_array_equal(pair[name], feeds[0][name])
-    assert [0] * 5 + [1] * 7 == feeds[0]["token_type_ids"][0].tolist()
-    assert [2, *long[: room // 4], 3, *first, 3] == feeds[2]["input_ids"][0].tolist()
-    assert staged.loaded.tokenizer.max_length == feeds[1]["input_ids"].shape[1]
+    assert feeds[0]["token_type_ids"][0].tolist() == [0] * 5 + [1] * 7
+    assert feeds[2]["input_ids"][0].tolist() == [2, *long[: room // 4], 3, *first, 3]
+    assert feeds[1]["input_ids"].shape[1] == staged.loaded.tokenizer.max_length
 
 
 def test_a_short_text_also_has_a_mask(all_staged: dict[str, Staged]) -> None:
     """A text of one token or none also gives the projection an input."""
     for feed in all_staged["fill-mask"].feeds([EMPTY, "good"]):
-        assert ([[2, 4, 3]], [1]) == (feed["input_ids"].tolist(), feed["mask_index"].tolist())
+        assert (feed["input_ids"].tolist(), feed["mask_index"].tolist()) == ([[2, 4, 3]], [1])

@@ -29,10 +29,10 @@ pytest_plugins = ("export_fixtures",)
 
 def test_int8_is_validated_on_the_texts_of_the_validation_flag(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
     own = numbered_texts(tmp_path / "own.txt", range(17))
-    assert 0 == run(source, "--int8-validation", own)[0]
+    assert run(source, "--int8-validation", own)[0] == 0
     texts = load_bundle(output / "tiny-bert").manifest.int8_texts
 
-    assert SplitTexts.of(own.read_text(encoding="utf-8").splitlines()).digests() == texts["validation"]
+    assert texts["validation"] == SplitTexts.of(own.read_text(encoding="utf-8").splitlines()).digests()
 
 
 def test_validation_texts_change_neither_the_int8_graph_nor_its_gate(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
@@ -40,11 +40,11 @@ def test_validation_texts_change_neither_the_int8_graph_nor_its_gate(source: Pat
     graphs = []
     for start in (100, 200):
         (tmp_path / "validation.txt").write_text("\n".join(built_in[start : start + 30]), encoding="utf-8")
-        assert 0 == run(source, "--int8-validation", tmp_path / "validation.txt", "--max-int8-error", 1, "--overwrite")[0]
+        assert run(source, "--int8-validation", tmp_path / "validation.txt", "--max-int8-error", 1, "--overwrite")[0] == 0
         graphs.append(load_bundle(output / "tiny-bert").graph("cpu", "int8"))
 
-    assert graphs[0].sha256 == graphs[1].sha256
-    assert graphs[0].validation.quantization_error == graphs[1].validation.quantization_error
+    assert graphs[1].sha256 == graphs[0].sha256
+    assert graphs[1].validation.quantization_error == graphs[0].validation.quantization_error
     assert graphs[0].validation.lengths != graphs[1].validation.lengths
 
 
@@ -55,14 +55,14 @@ def test_a_classifier_is_also_validated_on_pairs(manifest: Manifest) -> None:
     own = task.validation_inputs(SplitTexts(("alone",), pairs=(("a", "b"),)), tokenizer)
     questions = EXPORT_TASKS["question-answering"].validation_inputs(SplitTexts(pairs=(("Who?", "He."),)), tokenizer)
 
-    assert [classify_input("one"), classify_input("two"), classify_input("two", "one")] == mixed
-    assert [classify_input("alone"), classify_input("a", "b")] == own
-    assert [answer_input("Who?", "He.")] == questions
+    assert mixed == [classify_input("one"), classify_input("two"), classify_input("two", "one")]
+    assert own == [classify_input("alone"), classify_input("a", "b")]
+    assert questions == [answer_input("Who?", "He.")]
 
 
 @pytest.mark.parametrize(("flags", "quick"), [((), False), (("--quick",), True)])
 def test_quick_int8_has_no_channels_in_float_and_says_so(source: Path, output: Path, run: Run, flags: tuple[str, ...], quick: bool) -> None:
-    assert 0 == run(source, "--max-int8-error", 1, *flags)[0]
+    assert run(source, "--max-int8-error", 1, *flags)[0] == 0
     graph = load_bundle(output / "tiny-bert").graph("cpu", "int8")
 
     assert quick is ("FloatInputs" not in graph.validation.quantized)
@@ -90,12 +90,12 @@ def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(
     [omitted] = bundle.manifest.omitted
 
     assert_exit(4, result, omitted.reason)
-    assert ("cpu", "int8") == (omitted.provider, omitted.precision)
+    assert (omitted.provider, omitted.precision) == ("cpu", "int8")
     assert omitted.reason.startswith("int8 outputs" if faulty else "int8 changes")
-    assert [("fp32", True)] == [(graph.precision, graph.default) for graph in bundle.manifest.graphs]
-    assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx"} == set(contents(bundle.path))
+    assert [(graph.precision, graph.default) for graph in bundle.manifest.graphs] == [("fp32", True)]
+    assert set(contents(bundle.path)) == {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx"}
     assert omitted.reason in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
-    assert 0 == asyncio.run(check(Settings(models=(output,))))
+    assert asyncio.run(check(Settings(models=(output,)))) == 0
 
 
 @pytest.fixture(name="manifest", scope="module")
@@ -114,8 +114,8 @@ def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path:
     own = read_int8_texts(numbered_texts(tmp_path / "own.txt", range(40)))
     built_in = read_int8_texts(int8_texts.BUILT_IN_TEXTS)
 
-    assert own.validation == int8_texts.read_validation_texts(manifest_with(manifest, own), tmp_path / "own.txt")
-    assert built_in.validation == int8_texts.read_validation_texts(manifest_with(manifest, built_in), None)
+    assert int8_texts.read_validation_texts(manifest_with(manifest, own), tmp_path / "own.txt") == own.validation
+    assert int8_texts.read_validation_texts(manifest_with(manifest, built_in), None) == built_in.validation
 
 
 def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_path: Path) -> None:
@@ -128,20 +128,20 @@ def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_
     with pytest.raises(UsageError, match=r" 20 texts .* --int8-validation"):  # not silently on the built-in texts
         int8_texts.read_validation_texts(manifest_with(manifest, split), None)
     other_texts = int8_texts.read_validation_texts(manifest_with(manifest, split), tmp_path / "new.txt")
-    assert tuple(f"text {i}" for i in range(40, 60)) == other_texts.lines
+    assert other_texts.lines == tuple(f"text {i}" for i in range(40, 60))
 
 
 @pytest.mark.full_grid
 def test_update_refuses_the_calibration_texts(source: Path, output: Path, tmp_path: Path, run: Run, verify: Verify) -> None:
     """The built-in texts calibrated int8, so they are refused, and nothing is written. The file of the export is accepted."""
     own = numbered_texts(tmp_path / "own.txt", range(17))
-    assert 0 == run(source, "--int8-texts", int8_texts.BUILT_IN_TEXTS, "--int8-validation", own)[0]
+    assert run(source, "--int8-texts", int8_texts.BUILT_IN_TEXTS, "--int8-validation", own)[0] == 0
     manifest = output / "tiny-bert" / MANIFEST_FILE
     before = manifest.read_bytes()
 
     for flags, word in (((), " 17 texts "), (("--int8-validation", int8_texts.BUILT_IN_TEXTS), "700 of the 700")):
         code, checks = verify(output / "tiny-bert", "--checkpoint", source, "--update", *flags)
-        assert (1, before) == (code, manifest.read_bytes())
+        assert (code, manifest.read_bytes()) == (1, before)
         assert word in list(checks.values())[-1]["detail"]
-    assert 0 == verify(output / "tiny-bert", "--checkpoint", source, "--update", "--int8-validation", own)[0]
-    assert json.loads(before)["int8_texts"] == json.loads(manifest.read_bytes())["int8_texts"]
+    assert verify(output / "tiny-bert", "--checkpoint", source, "--update", "--int8-validation", own)[0] == 0
+    assert json.loads(manifest.read_bytes())["int8_texts"] == json.loads(before)["int8_texts"]

@@ -71,12 +71,12 @@ def test_weights_in_several_files_are_merged_into_one(tmp_path: Path) -> None:
     scattered = tmp_path / "scattered" / "a.onnx"
     proto = ir.to_proto(product())
     onnx.save(proto, str(scattered), save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
-    assert {"a.onnx", *CONSTANTS} == {path.name for path in scattered.parent.iterdir()}
+    assert {path.name for path in scattered.parent.iterdir()} == {"a.onnx", *CONSTANTS}
 
     onnx_files.save(ir.load(scattered), tmp_path / "b.onnx")
     onnx_files.save(ir.load(tmp_path / "b.onnx"), tmp_path / "c.onnx")
     shutil.rmtree(scattered.parent)
-    assert ["b.onnx", "c.onnx"] == sorted(path.name for path in tmp_path.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.onnx", "c.onnx"]
     assert_computes(tmp_path / "c.onnx")
 
 
@@ -85,14 +85,14 @@ def test_a_finished_graph_takes_the_form_of_a_bundle(tmp_path: Path, monkeypatch
     path = tmp_path / "a.onnx"
     onnx_files.save(product(), path, max_bytes=0)
     onnx_files.finalize(path)
-    assert ([path], 1) == (onnx_files.files(path), len(list(tmp_path.iterdir())))
+    assert (onnx_files.files(path), len(list(tmp_path.iterdir()))) == ([path], 1)
 
     monkeypatch.setattr(onnx_files, "MAX_BYTES", 1000)
     onnx_files.finalize(path)
-    assert ["a.onnx", "a.onnx.data"] == [file.name for file in onnx_files.files(path)]
+    assert [file.name for file in onnx_files.files(path)] == ["a.onnx", "a.onnx.data"]
     assert_computes(path)
     onnx_files.remove(path)
-    assert [] == list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("max_bytes", [0, 10**6])
@@ -112,15 +112,15 @@ def test_the_manifest_has_every_file_with_digest_and_size(source: Path, monkeypa
     large = exported(source, precisions=None, providers=("cpu", "cuda", "tensorrt")).path
     two, one = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}, {"model.cpu.int8.onnx", "model.cuda.fp16.onnx"}
     others = {files.MANIFEST_FILE, files.TOKENIZER_FILE, files.CARD_FILE}
-    assert two | one | others | {f"{name}.data" for name in two} == {path.name for path in large.iterdir()}
+    assert {path.name for path in large.iterdir()} == two | one | others | {f"{name}.data" for name in two}
     manifest = files.load_bundle(large).manifest
     digests = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
 
-    assert {path.name: (files.digest(path), path.stat().st_size) for path in large.iterdir() if path.name.startswith("model.")} == digests
+    assert digests == {path.name: (files.digest(path), path.stat().st_size) for path in large.iterdir() if path.name.startswith("model.")}
     fp32, int8 = (next(graph for graph in manifest.graphs if graph.provider == "cpu" and graph.precision == p) for p in ("fp32", "int8"))
-    assert (int8.sha256, ()) == (int8.identity, int8.data)
+    assert (int8.identity, int8.data) == (int8.sha256, ())
     other = fp32.model_copy(update={"data": (fp32.data[0].model_copy(update={"sha256": "0" * 64}),)})
-    assert 3 == len({fp32.identity, fp32.sha256, other.identity})
+    assert len({fp32.identity, fp32.sha256, other.identity}) == 3
 
 
 def test_the_command_prints_the_total_size_and_the_service_loads_the_bundle(
@@ -128,12 +128,12 @@ def test_the_command_prints_the_total_size_and_the_service_loads_the_bundle(
 ) -> None:
     """The printed size includes external weights; `bert-serve check` uses them to reproduce the stored result; `verify` checks their digest."""
     monkeypatch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
-    assert 0 == cli.main([str(source), "--output", str(output), "--precision", "fp32"])
+    assert cli.main([str(source), "--output", str(output), "--precision", "fp32"]) == 0
 
     size = sum((output / source.name / name).stat().st_size for name in (FP32, f"{FP32}.data"))
     assert f"{FP32}  {size / 2**20:.1f} MiB" in capsys.readouterr().out
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(output)])
+    assert bertserve.service.cli.main(["check", "--models", str(output)]) == 0
     data = output / source.name / f"{FP32}.data"
     data.write_bytes(b"\1" + data.read_bytes()[1:])
-    assert 1 == cli.main(["verify", str(data.parent)])
+    assert cli.main(["verify", str(data.parent)]) == 1
     assert f"{data.name}`" in capsys.readouterr().out

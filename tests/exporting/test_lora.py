@@ -66,9 +66,9 @@ def test_weights_equal_the_weights_that_peft_merges(tmp_path: Path, settings: di
     expected = model.state_dict()
     actual = load_checkpoint(str(source)).model.state_dict()
 
-    assert expected.keys() == actual.keys()
-    assert 0.0 == max(float((expected[name] - actual[name]).abs().max()) for name in expected)
-    assert LAYERS == [name for name in LAYERS if (expected[f"{name}.weight"] - plain[f"{name}.weight"]).abs().max() > 0.1]
+    assert actual.keys() == expected.keys()
+    assert max(float((expected[name] - actual[name]).abs().max()) for name in expected) == 0.0
+    assert [name for name in LAYERS if (expected[f"{name}.weight"] - plain[f"{name}.weight"]).abs().max() > 0.1] == LAYERS
     assert logit_error(exported(source), lambda ids: model(ids).logits) <= 1e-4
 
 
@@ -77,7 +77,7 @@ def test_an_adapters_own_tokenizer_is_used(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base", model_max_length=50)
     tokenizer.save_pretrained(source)
 
-    assert 50 == load_checkpoint(str(source)).tokenizer.max_length
+    assert load_checkpoint(str(source)).tokenizer.max_length == 50
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_settings_without_an_effect_are_accepted(tmp_path: Path) -> None:
     later = {"a_config_of_next_year": None, "use_it": False, "its_layers": [], "its_pattern": {}, "its_name": ""}
     actual = load_checkpoint(str(adapter(tmp_path / "other", **settings, **later))).model.state_dict()
 
-    assert plain.keys() == actual.keys()
-    assert [] == [name for name in plain if not torch.equal(plain[name], actual[name])]
+    assert actual.keys() == plain.keys()
+    assert [name for name in plain if not torch.equal(plain[name], actual[name])] == []
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # raised in peft's own model class
@@ -168,7 +168,7 @@ def test_the_version_of_the_base_model_does_not_decide_about_the_token_types_of_
 
     with pytest.raises(CheckpointError, match="--token-types template"):
         load_checkpoint(str(source))
-    assert "template" == load_checkpoint(str(source), LoadOptions(token_types="template")).origin.token_types
+    assert load_checkpoint(str(source), LoadOptions(token_types="template")).origin.token_types == "template"
 
 
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_missing_peft_is_named_with_its_install_command(
     bundle = tiny.bundle(tmp_path / "models")
     command = ["verify", str(bundle), "--checkpoint", str(source)] if verify else [str(source), "--output", str(tmp_path / "models")]
 
-    assert 3 == cli.main(command)
+    assert cli.main(command) == 3
     [message] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
     assert all(fact in message for fact in ("`adapter`", "[lora]'"))
 
@@ -204,8 +204,8 @@ def test_an_adapter_can_be_a_pickle(tmp_path: Path) -> None:
     torch.save(tensors, source / "adapter_model.bin")
     checkpoint = load_checkpoint(str(source))
     merged = checkpoint.model.state_dict()
-    assert "pickle" == checkpoint.origin.weights_format
-    assert [] == [name for name, tensor in expected.items() if not torch.equal(tensor, merged[name])]
+    assert checkpoint.origin.weights_format == "pickle"
+    assert [name for name, tensor in expected.items() if not torch.equal(tensor, merged[name])] == []
 
     torch.save(tensors | {"path": Path("x")}, source / "adapter_model.bin")
     with pytest.raises(CheckpointError, match=r"pathlib"):
@@ -221,5 +221,5 @@ def test_an_adapter_without_a_task_uses_the_base_models_head(tmp_path: Path) -> 
     edit_json(source / "adapter_config.json", lora_alpha=0)
     alone, with_adapter = load_checkpoint(str(tmp_path / "base")), load_checkpoint(str(source))
 
-    assert alone.labels == with_adapter.labels
+    assert with_adapter.labels == alone.labels
     assert alone.origin.weights_sha256 != with_adapter.origin.weights_sha256

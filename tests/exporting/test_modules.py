@@ -60,26 +60,26 @@ def test_an_example_answers_like_its_module(name: str, precisions: tuple[str, ..
 
     assert logit_error(bundle, logits_of) <= 1e-4
     assert manifest.graphs[0].batch_invariant
-    assert (name, f"{name}.py:make", LENGTH) == (manifest.name, manifest.source.checkpoint, manifest.tokenizer.max_length)
+    assert (manifest.name, manifest.source.checkpoint, manifest.tokenizer.max_length) == (name, f"{name}.py:make", LENGTH)
     if "int8" in precisions:
         assert manifest.graphs[1].validation.quantized["MatMulIntegerToFloat"] >= 2
         assert logit_error(bundle, logits_of, "int8") <= 0.5
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
+    assert bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)]) == 0
 
 
 def test_a_bundle_is_verified_against_its_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reference, module = example(tmp_path, "tagger")
     path = bundle_of(reference, tmp_path).path
     trusted = ["verify", str(path), "--module", reference, "--trust-module"]
-    assert 0 == cli.main(trusted)
+    assert cli.main(trusted) == 0
     assert "ok      parity cpu/fp32" in capsys.readouterr().out
-    assert 1 == cli.main(["verify", str(path), "--checkpoint", str(tmp_path)])
+    assert cli.main(["verify", str(path), "--checkpoint", str(tmp_path)]) == 1
     assert "--module FILE:FACTORY and --trust-module" in capsys.readouterr().err
-    assert 0 == cli.main([*trusted, "--update"])
+    assert cli.main([*trusted, "--update"]) == 0
 
     save_file({name: 2 * tensor for name, tensor in module.state_dict().items()}, tmp_path / "tagger.safetensors")
     capsys.readouterr()
-    assert 1 == cli.main(trusted)
+    assert cli.main(trusted) == 1
     assert "FAILED  checkpoint" in capsys.readouterr().out
 
 
@@ -115,7 +115,7 @@ def test_code_is_not_run_without_permission(
     with pytest.raises(SystemExit) as caught:
         cli.main([*arguments, "--output", "models"])
 
-    assert 2 == caught.value.code
+    assert caught.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "ran").exists()
 
@@ -124,7 +124,7 @@ def test_the_command_announces_that_it_runs_code(tmp_path: Path, capsys: pytest.
     (tmp_path / "bad.py").write_text("def make():\n    raise KeyError('weights')\n", encoding="utf-8")
     arguments = ["--module", f"{tmp_path / 'bad.py'}:make", "--trust-module", "--output", str(tmp_path / "models")]
 
-    assert 1 == cli.main(arguments)
+    assert cli.main(arguments) == 1
     ran, failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export:")]
     assert "--trust-module" in ran
     assert all(fact in failed for fact in ("`make`", "KeyError: 'weights'"))

@@ -74,10 +74,10 @@ def test_an_exported_program_gets_a_known_form(tmp_path: Path) -> None:
     onnx_files.save(model, tmp_path / "saved.onnx")
     after = ir.load(tmp_path / "saved.onnx")
 
-    assert ["input_ids"] == [value.name for value in after.graph.inputs]
+    assert [value.name for value in after.graph.inputs] == ["input_ids"]
     expected = {"Shape": 1, "Gather": 2, "Unsqueeze": 3, "ConstantOfShape": 1, "Expand": 0, "Add": 2}
-    assert expected == {name: operators(after)[name] for name in expected}
-    assert [0, 0] == after.graph[-1].inputs[2].const_value.numpy().tolist()
+    assert {name: operators(after)[name] for name in expected} == expected
+    assert after.graph[-1].inputs[2].const_value.numpy().tolist() == [0, 0]
     assert b"/a/path" not in (tmp_path / "saved.onnx").read_bytes()
     np.testing.assert_array_equal(before, run(after, tmp_path / "after.onnx"))
 
@@ -95,5 +95,5 @@ def test_a_transposed_table_is_folded_even_if_the_table_is_also_used(rows: int, 
     normalize(model)
     [product] = [node for node in model.graph if node.op_type == "MatMul"]
 
-    assert {"Gather": 1, "MatMul": 1} == operators(model)
+    assert operators(model) == {"Gather": 1, "MatMul": 1}
     np.testing.assert_array_equal(table.T, product.inputs[1].const_value.numpy())

@@ -52,7 +52,7 @@ def exported_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_validation_report_was_measured_on_the_gpu(models: Path, provider: Any, precision: Any) -> None:
     graph = files.load_bundle(models / "tiny-bert").graph(provider, precision)
 
-    assert provider == graph.validation.provider
+    assert graph.validation.provider == provider
     assert graph.validation.worst_abs_error <= BOUNDS[precision]
     assert graph.batch_invariant
 
@@ -70,9 +70,9 @@ def test_the_service_answers_on_the_gpu(models: Path, tmp_path: Path, provider: 
     )
     expected = asyncio.run(answer(build(Settings(models=models, provider="cpu", precision="fp32"))))
 
-    assert provider == on_gpu.provider
+    assert on_gpu.provider == provider
     for a, b in zip(expected, asyncio.run(answer(on_gpu)), strict=True):
-        assert pytest.approx(b, abs=BOUNDS[precision]) == a
+        assert a == pytest.approx(b, abs=BOUNDS[precision])
 
 
 @needs_cuda
@@ -88,8 +88,8 @@ def test_cuda_graphs_give_the_same_bits(models: Path, caplog: pytest.LogCaptureF
         asyncio.run(answer(build(Settings(models=models, provider="cuda", precision="fp16", max_batch_tokens=1024, cuda_graphs=graphs))))
         for graphs in (True, False)
     )
-    assert plain == captured
-    assert [] == [line for line in caplog.messages if "captured" in line]
+    assert captured == plain
+    assert [line for line in caplog.messages if "captured" in line] == []
 
 
 @needs_tensorrt
@@ -100,4 +100,4 @@ def test_engines_are_built_once(models: Path, tmp_path: Path) -> None:
     build(settings)
 
     assert first
-    assert first == {path: path.stat().st_mtime_ns for path in (tmp_path / "engines").rglob("*.engine")}
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "engines").rglob("*.engine")} == first

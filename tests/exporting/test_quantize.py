@@ -110,7 +110,7 @@ def test_channels_in_float_reduce_the_error_of_outliers(quantized_of: QuantizedO
     quantized = quantized_of("text-classification")
     quick_counts, quick_error = int8(quantized.staged, tmp_path / "int8.onnx", quick=True)
 
-    assert [(True, False)] * 2 == [(name in quantized.counts, name in quick_counts) for name in ("FloatUnits", "FloatInputs")]
+    assert [(name in quantized.counts, name in quick_counts) for name in ("FloatUnits", "FloatInputs")] == [(True, False)] * 2
     assert quantized.error < 0.9 * quick_error
 
 
@@ -121,7 +121,7 @@ def test_a_feed_forward_block_stays_whole_if_its_rest_would_be_too_small(tmp_pat
     counts, _ = int8(stage(source, tmp_path / "stages"), tmp_path / "int8.onnx")
 
     assert "FloatUnits" not in counts
-    assert 10 == counts["MatMulIntegerToFloat"]
+    assert counts["MatMulIntegerToFloat"] == 10
 
 
 def test_identical_calibration_texts_are_accepted(quantized_of: QuantizedOf, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_identical_calibration_texts_are_accepted(quantized_of: QuantizedOf, tmp
     int8(staged, tmp_path / "int8.onnx", ["good"] * 16)
     for feed in staged.feeds(UNSEEN[:5]):
         [expected], [actual] = run(staged.packed, feed), run(tmp_path / "int8.onnx", feed)
-        assert expected.shape == actual.shape
+        assert actual.shape == expected.shape
         assert np.isfinite(actual).all()
 
 
@@ -143,7 +143,7 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
     counts, _ = int8(staged, tmp_path / "int8.onnx")
     feeds = staged.feeds(UNSEEN)
 
-    assert 10 == counts["MatMulIntegerToFloat"]
+    assert counts["MatMulIntegerToFloat"] == 10
     assert (
         inference.rms_error(inference.compute_outputs(staged.packed, feeds), inference.compute_outputs(tmp_path / "int8.onnx", feeds))
         < 0.15
@@ -165,7 +165,7 @@ def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_o
     remainder = inference.rms_error(expected, inference.compute_outputs(tmp_path / "int8.onnx", feeds))
 
     assert remainder == error <= limit
-    assert counts["KeptFloat"] + counts["MatMulIntegerToFloat"] == quantized.counts["MatMulIntegerToFloat"]
+    assert quantized.counts["MatMulIntegerToFloat"] == counts["KeptFloat"] + counts["MatMulIntegerToFloat"]
     assert 0 < counts["KeptFloat"] < quantized.counts["MatMulIntegerToFloat"]
 
 
@@ -234,7 +234,7 @@ def emit_lookup(axis: int | None) -> tuple[int, ir.Model, NDArray[np.float32]]:
 def test_row_lookups_are_stored_as_integers(axis: int | None) -> None:
     """Each row is within half a step of its scale. Without the attribute, the axis is 0."""
     count, model, values = emit_lookup(axis)
-    assert 1 == count
+    assert count == 1
     assert "table" not in {name for node in model.graph for name in (value.name for value in node.inputs if value is not None)}
     steps = np.abs(TABLE[[3, 0]]).max(axis=1, keepdims=True) / 127
     assert (np.abs(values - TABLE[[3, 0]]) <= 0.501 * steps).all()  # zeros stay zero
@@ -244,5 +244,5 @@ def test_row_lookups_are_stored_as_integers(axis: int | None) -> None:
 def test_column_lookups_stay_in_float(axis: int) -> None:
     """There is one scale per row, so scales do not apply to columns."""
     count, model, values = emit_lookup(axis)
-    assert (0, ["Gather"]) == (count, [node.op_type for node in model.graph])
+    assert (count, [node.op_type for node in model.graph]) == (0, ["Gather"])
     np.testing.assert_array_equal(TABLE[:, [3, 0]], values)

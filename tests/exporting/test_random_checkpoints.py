@@ -135,11 +135,11 @@ def _check(case: Case, texts: list[str], folder: Path) -> None:
 def _compare(case: Case, user: User, bundle: Bundle, texts: Sequence[str]) -> None:
     service = Service(bundle)
     tokenizer, engine = service.tokenizer, service.engine
-    assert case.limit == tokenizer.spec.max_length
+    assert tokenizer.spec.max_length == case.limit
     if case.task == "token-classification":
-        assert [user.model.config.id2label[i] for i in range(case.labels)] == list(bundle.manifest.labels)
+        assert list(bundle.manifest.labels) == [user.model.config.id2label[i] for i in range(case.labels)]
     text, ids = user.spelled()
-    assert ids == tokenizer.tokenize([text])[0].ids
+    assert tokenizer.tokenize([text])[0].ids == ids
     batch, expected = [], []
     for text in (*texts, *FIXED):
         for request, windows in _requests(case, user, bundle.manifest, text, texts[-1]):
@@ -151,7 +151,7 @@ def _compare(case: Case, user: User, bundle: Bundle, texts: Sequence[str]) -> No
             encodings = prediction.step.encodings
             if not encodings:
                 continue
-            assert [window["input_ids"] for window in windows] == [encoding.ids.tolist() for encoding in encodings], request
+            assert [encoding.ids.tolist() for encoding in encodings] == [window["input_ids"] for window in windows], request
             right = [user.run(window) for window in windows]
             alone = [engine.run([encoding])[0] for encoding in encodings]
             _assert_close(right, alone)
@@ -171,7 +171,7 @@ def _assert_close(expected: Sequence[Any], actual: Sequence[Any]) -> None:
 
 def _assert_decoded(expected: Any, actual: Any) -> None:
     if isinstance(expected, dict):
-        assert expected == pytest.approx({item["label"]: item["score"] for item in actual}, rel=RELATIVE, abs=ABSOLUTE)
+        assert pytest.approx({item["label"]: item["score"] for item in actual}, rel=RELATIVE, abs=ABSOLUTE) == expected
     elif expected is not None:
         np.testing.assert_allclose(actual, expected, rtol=RELATIVE, atol=ABSOLUTE)
 

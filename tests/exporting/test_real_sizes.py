@@ -24,7 +24,7 @@ def test_a_real_checkpoint_answers_like_pytorch(name: str, tmp_path: Path, capsy
     with capsys.disabled():
         print(f"\n{name}: {validation.model_dump_json()}")
 
-    assert pytest.approx(1, abs=1e-3) == validation.agreement.value
+    assert validation.agreement.value == pytest.approx(1, abs=1e-3)
     assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
 
 
@@ -34,7 +34,7 @@ def test_weights_of_more_than_two_gibibytes_are_in_a_file_of_their_own(tmp_path:
     fields = {**sizes, "vocab_size": 500002, "max_position_embeddings": 514}
     [graph] = exported(FAMILIES["XLM-RoBERTa"].save(tmp_path / "checkpoint", "text-classification", **fields)).manifest.graphs
 
-    assert 2 == len(graph.files)
+    assert len(graph.files) == 2
     assert sum(file.size_bytes or 0 for file in graph.files) > 2**31
     assert graph.validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert 1 == graph.validation.agreement.value
+    assert graph.validation.agreement.value == 1

@@ -39,7 +39,7 @@ BIO, BIOES = ("O", "B-PER", "I-PER"), ("O", "B-PER", "I-PER", "E-PER", "S-PER")
 )
 def test_tags_are_read_in_other_spellings(labels: str, tags: tuple[str, ...]) -> None:
     names = tuple(labels.split())
-    assert (tags, []) == (read_tags(names), tag_like_labels(names))
+    assert (read_tags(names), tag_like_labels(names)) == (tags, [])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_tags_are_read_in_other_spellings(labels: str, tags: tuple[str, ...]) ->
     ],
 )
 def test_labels_that_look_like_tags_but_are_names_are_reported(labels: str, unread: str) -> None:
-    assert unread.split() == tag_like_labels(tuple(labels.split()))
+    assert tag_like_labels(tuple(labels.split())) == unread.split()
 
 
 @pytest.fixture(name="usual", scope="module")
@@ -78,24 +78,24 @@ def test_entities_do_not_depend_on_the_spelling(usual: Service, tmp_path: Path, 
 
     for strategy in ("simple", "first"):
         expected = [[item | {"entity_group": item["entity_group"].lower()} for item in items] for items in entities(usual, strategy)]
-        assert expected == [
+        assert [
             [item | {"entity_group": item["entity_group"].lower()} for item in items] for items in entities(other, strategy)
-        ]
+        ] == expected
         assert any(expected)
     tokens = dict(zip(BIOES, names, strict=True))
-    assert [[tokens[item["entity"]] for item in items] for items in entities(usual, "none")] == [
-        [item["entity"] for item in items] for items in entities(other, "none")
+    assert [[item["entity"] for item in items] for items in entities(other, "none")] == [
+        [tokens[item["entity"]] for item in items] for items in entities(usual, "none")
     ]
 
 
 @pytest.mark.torch
 def test_an_export_warns_of_labels_that_look_like_tags(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     exported(bert(tmp_path, labels=("O", "B", "I"), architecture="BertForTokenClassification"))
-    assert ["WARNING"] == [record.levelname for record in caplog.records if "`B`, `I`" in record.getMessage()]
+    assert [record.levelname for record in caplog.records if "`B`, `I`" in record.getMessage()] == ["WARNING"]
 
 
 @pytest.mark.parametrize("names", [("o", "b_per", "m_per", "e_per", "s_per"), ("O", "B-per", "I-per")])
 def test_the_tags_of_data_can_have_the_spelling_of_the_model_or_another(names: tuple[str, ...]) -> None:
     head = Head(labels=names, tags=read_tags(names))
     document = {"text": "a b c d", "tokens": ["a", "b", "c", "d"], "tags": ["b_per", "e_per", "s_per", "o"]}
-    assert {(0, 3, "per"), (4, 5, "per")} == token_classification.EXPORT_TASK.read_gold(document, head)[0]
+    assert token_classification.EXPORT_TASK.read_gold(document, head)[0] == {(0, 3, "per"), (4, 5, "per")}

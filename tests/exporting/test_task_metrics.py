@@ -51,7 +51,7 @@ def span(start: int, end: int, **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_results_agree_if_their_decisions_are_equal(task: str, one: Any, other: Any, expected: float) -> None:
-    assert expected == measure(task, Head(("a", "b", "c")), (one, other)).value
+    assert measure(task, Head(("a", "b", "c")), (one, other)).value == expected
 
 
 NONE, ONE, BOTH = scored(a=0.1, b=0.1), scored(a=0.9, b=0.1), scored(a=0.9, b=0.9)
@@ -73,7 +73,7 @@ def test_agreement_is_the_share_of_equal_labels_or_the_f1_of_sets(
     task: str, config: Head, pairs: list[tuple[Any, Any]], expected: tuple[str, float | None, int]
 ) -> None:
     result = measure(task, config, *pairs)
-    assert expected == (result.measure, result.value, result.decisions)
+    assert (result.measure, result.value, result.decisions) == expected
 
 
 def test_agreement_of_vectors_is_their_cosine() -> None:
@@ -82,8 +82,8 @@ def test_agreement_of_vectors_is_their_cosine() -> None:
         "feature-extraction", Head(), ([1.0, 0.0], [2.0, 0.0]), ([1.0, 0.0], [0.0, 1.0]), ([[1.0, 0.0]] * 2, [[1.0, 0.0], [0.6, 0.8]])
     )
 
-    assert ("cosine", 3) == (result.measure, result.decisions)
-    assert (pytest.approx((1 + 0 + 0.6) / 3), pytest.approx(0.0)) == (result.value, result.worst)
+    assert (result.measure, result.decisions) == ("cosine", 3)
+    assert (result.value, result.worst) == (pytest.approx((1 + 0 + 0.6) / 3), pytest.approx(0.0))
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_agreement_of_vectors_is_their_cosine() -> None:
 def test_agreement_of_single_scores_is_their_rank_correlation(expected: tuple[float, ...], actual: tuple[float, ...], value: float) -> None:
     """The share of equal best labels would be 1 even for a reversed order, because there is only one label."""
     pairs = [(scored(score=a), scored(score=b)) for a, b in zip(expected, actual, strict=True)]
-    assert pytest.approx(value) == measure("text-classification", SCORE, *pairs).value
+    assert measure("text-classification", SCORE, *pairs).value == pytest.approx(value)
 
 
 def test_agreement_of_several_values_is_that_of_the_worst_value() -> None:
     """The label with the largest value is not compared because it can be the same for all texts."""
     pairs = [(scored(a=x, b=x, c=1.0), scored(a=x, b=y, c=1.0)) for x, y in zip((0.1, 0.2, 0.3), (0.1, 0.3, 0.2), strict=True)]
 
-    assert 0.5 == pytest.approx(measure("text-classification", VALUES, *pairs).value)
+    assert pytest.approx(measure("text-classification", VALUES, *pairs).value) == 0.5
     with pytest.raises(ValueError, match="`label`"):
         EXPORT_TASKS["text-classification"].read_gold({"label": "a"}, VALUES)
 
@@ -130,7 +130,7 @@ WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
     ],
 )
 def test_answers_are_scored_by_exact_match_and_f1_as_in_squads_script(answer: str, golds: list[str], exact: float, f1: float) -> None:
-    assert (exact, f1) == (evaluation.exact_match(answer, golds), pytest.approx(evaluation.answer_f1(answer, golds)))
+    assert (evaluation.exact_match(answer, golds), pytest.approx(evaluation.answer_f1(answer, golds))) == (exact, f1)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_answers_are_scored_by_exact_match_and_f1_as_in_squads_script(answer: st
     ],
 )
 def test_tags_become_entities(tags: list[str], expected: set[evaluation.Span]) -> None:
-    assert expected == evaluation.spans_of_tags(tags, WORDS)
+    assert evaluation.spans_of_tags(tags, WORDS) == expected
 
 
 OFFSETS = [(3 * i, 3 * i + 2) for i in range(12)]
@@ -175,4 +175,4 @@ def test_entity_f1_agrees_with_seqeval(scheme: str | None, seed: int) -> None:
     spans = [[evaluation.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, guesses)]
 
     assert 0 < expected < 1  # some right, some wrong
-    assert expected == pytest.approx(evaluation.micro_f1(*spans), abs=1e-12)
+    assert pytest.approx(evaluation.micro_f1(*spans), abs=1e-12) == expected

@@ -63,7 +63,7 @@ def test_a_perfect_model_decides_everything() -> None:
     perfect = Predictions(scores, np.ones(300, dtype=bool), np.zeros(300), np.arange(300), np.full(300, "x"), 300)
     threshold = choose_threshold(Aim("precision", 0.98), "cpu/int8", perfect, perfect)
 
-    assert (0.0, 1.0, 0.0, 300) == (threshold.threshold, threshold.decided, threshold.error, threshold.examples)
+    assert (threshold.threshold, threshold.decided, threshold.error, threshold.examples) == (0.0, 1.0, 0.0, 300)
 
 
 def test_a_missed_aim_says_how_many_examples_it_needs() -> None:

@@ -88,8 +88,8 @@ def test_the_class_and_the_version_decide(tokenizer: str, generic: bool, tmp_pat
     old, own = types_of(source), not generic
     new = types_of(saved_by(NEW, source))
 
-    assert (None if own and tokenizer in NEVER else max(template_of(source))) == (old and max(old))
-    assert (None if generic or tokenizer not in ALWAYS else template_of(source)) == new
+    assert (old and max(old)) == (None if own and tokenizer in NEVER else max(template_of(source)))
+    assert new == (None if generic or tokenizer not in ALWAYS else template_of(source))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_unknown_version_is_refused_where_it_matters(tokenizer: str, version:
     source = checkpoint(tmp_path / "checkpoint", tokenizer, version)
 
     assert "--token-types" in refused(source)
-    assert max(template_of(source)) == max(types_of(source, token_types="template") or ())
+    assert max(types_of(source, token_types="template") or ()) == max(template_of(source))
     assert None is types_of(source, token_types="zero")
 
 
@@ -127,7 +127,7 @@ def test_a_version_matters_for_heads_whose_template_has_other_types(tokenizer: s
 def test_the_inputs_in_the_settings_of_the_tokenizer_have_priority(names: list[str], version: str | None, tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "checkpoint", "BERT", version, **GENERIC, model_input_names=names)
 
-    assert (template_of(source) if "token_type_ids" in names else None) == types_of(source)
+    assert types_of(source) == (template_of(source) if "token_type_ids" in names else None)
 
 
 def test_zeros_matter_for_a_model_without_a_table_of_types(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_zeros_matter_for_a_model_without_a_table_of_types(tmp_path: Path) -> No
     del settings["model_input_names"]
     (source / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     saved_by(OLD, source)
-    assert {0} == set(types_of(source) or ())
+    assert set(types_of(source) or ()) == {0}
     assert None is types_of(saved_by(NEW, source))
     assert "--token-types" in refused(saved_by(None, source))
 
@@ -192,20 +192,20 @@ def test_answers_are_those_of_pytorch_with_the_types_of_training(family: str, ta
 
     assert max(differences(source, bundle, task, with_types=with_types)) <= 1e-4
     assert max(differences(source, bundle, task, with_types=not with_types)) > 1e-2
-    assert ("template" if with_types else "zero") == bundle.manifest.source.token_types
+    assert bundle.manifest.source.token_types == ("template" if with_types else "zero")
 
 
 @pytest.mark.parametrize("flag", ["template", pytest.param("zero", marks=pytest.mark.full_grid)])
 def test_a_flag_decides_and_manifest_and_card_record_it(flag: str, tmp_path: Path, run: Run, verify: Verify, output: Path) -> None:
     """`verify` loads the checkpoint with the recorded choice, and compares it again."""
     source = checkpoint(tmp_path / "checkpoint", "BERT", None, **GENERIC)
-    assert (0, "") == run(source, *FAST, "--token-types", flag)
+    assert run(source, *FAST, "--token-types", flag) == (0, "")
     bundle = load_bundle(output / "checkpoint")
 
     assert max(differences(source, bundle, "text-classification", with_types=flag == "template")) <= 1e-4
-    assert flag == bundle.manifest.source.token_types
+    assert bundle.manifest.source.token_types == flag
     assert "token types" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
-    assert 0 == verify(bundle.path, "--checkpoint", source)[0]
+    assert verify(bundle.path, "--checkpoint", source)[0] == 0
 
 
 def test_a_flag_without_effect_is_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_decoding_can_skip_special_added_tokens(tmp_path: Path) -> None:
     ids = reference("the [E1] good [/E1] film CO2")["input_ids"]
     for skip in (True, False):
         expected = reference.decode(ids, skip_special_tokens=skip)
-        assert [expected] == tokenizer.decode_all([ids], skip_special=skip)
+        assert tokenizer.decode_all([ids], skip_special=skip) == [expected]
 
 
 def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
@@ -56,9 +56,9 @@ def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, c
     expected = files.encode(text, add_special_tokens=False).ids
 
     assert expected != transformers.AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
-    assert expected == checkpoint.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert expected == service_tokenizer(checkpoint, tmp_path).tokenize([text])[0].ids
-    assert ["WARNING"] == [record.levelname for record in caplog.records]
+    assert checkpoint.hf_tokenizer(text, add_special_tokens=False)["input_ids"] == expected
+    assert service_tokenizer(checkpoint, tmp_path).tokenize([text])[0].ids == expected
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_the_template_of_pairs_is_read_from_the_file(tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_the_template_of_pairs_is_read_from_the_file(tmp_path: Path) -> None:
 
     expected = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a", "b").ids
     assert len(expected) < len(transformers.AutoTokenizer.from_pretrained(tmp_path)("a", "b")["input_ids"])
-    assert expected == load_tokenizer("x", tmp_path)("a", "b")["input_ids"]
+    assert load_tokenizer("x", tmp_path)("a", "b")["input_ids"] == expected
 
     model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]), encoding="utf-8")
     (tmp_path / "tokenizer.json").unlink()
-    assert expected == load_tokenizer("x", tmp_path)("a", "b")["input_ids"]
+    assert load_tokenizer("x", tmp_path)("a", "b")["input_ids"] == expected
 
 
 @pytest.mark.parametrize("family", ["BERT", *(pytest.param(name, marks=pytest.mark.full_grid) for name in ("LLaMA", "XLNet"))])
@@ -92,8 +92,8 @@ def test_the_passage_is_before_the_question_if_the_tokenizer_pads_on_the_left(tm
     [encoding] = question_answering.windows_of(request, service_tokenizer(load_checkpoint(str(source)), tmp_path)).encodings
 
     reference = transformers.AutoTokenizer.from_pretrained(source)(passage, question)
-    assert reference["input_ids"] == encoding.ids.tolist()
-    assert reference.sequence_ids().index(0) == encoding.start
+    assert encoding.ids.tolist() == reference["input_ids"]
+    assert encoding.start == reference.sequence_ids().index(0)
     assert exported(source).manifest.tokenizer.second_text_first  # the export compared it with PyTorch
 
 
@@ -126,7 +126,7 @@ def test_a_class_can_have_a_file_with_another_type_of_model(tmp_path: Path, name
         transformers.AutoTokenizer.from_pretrained(source)
 
     tokenizer = load_tokenizer("x", source).backend_tokenizer
-    assert (expected.ids, expected.type_ids) == ((actual := tokenizer.encode("the good (film)", "ÀÉ")).ids, actual.type_ids)
+    assert ((actual := tokenizer.encode("the good (film)", "ÀÉ")).ids, actual.type_ids) == (expected.ids, expected.type_ids)
 
 
 @pytest.mark.parametrize("installed", [False, True])
@@ -160,4 +160,4 @@ def test_the_space_before_the_first_word_in_the_configuration_overrides_the_file
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     for in_file in (False, True):
         with_space = rewrite(tmp_path, pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=in_file)).encode(" film").ids
-        assert (setting or in_file) == (with_space == load_tokenizer("x", tmp_path)("film")["input_ids"])
+        assert (with_space == load_tokenizer("x", tmp_path)("film")["input_ids"]) == (setting or in_file)

@@ -39,7 +39,7 @@ def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path) -> No
         counts = [Counter(node.op_type for node in rewrite.load(path).graph) for path in (on_cpu, on_cuda)]
         properties[tracer] = inputs, counts, [graph.inputs for graph in graphs], [graph.validation.fusions for graph in graphs]
 
-    assert properties["torchscript"] == properties["dynamo"]
+    assert properties["dynamo"] == properties["torchscript"]
 
 
 def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Pat
     monkeypatch.setattr(onnx_trace, "TRACERS", BOTH)
 
     onnx_trace.trace(untraceable, tmp_path / "raw.onnx")
-    assert onnx_trace.OPSETS["torchscript"] == rewrite.load(tmp_path / "raw.onnx").graph.opset_imports[""]
+    assert rewrite.load(tmp_path / "raw.onnx").graph.opset_imports[""] == onnx_trace.OPSETS["torchscript"]
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(untraceable, tmp_path / "raw.onnx", "dynamo")
     failures.append(torch.jit.is_tracing)

@@ -38,7 +38,7 @@ class Tutorial:
     def run(self, command: str) -> str:
         """Runs a command that must end with exit code 0; returns its stdout."""
         result = subprocess.run(command, shell=True, cwd=self.folder, env=environment(), capture_output=True, text=True, check=False)
-        assert 0 == result.returncode, result.stderr
+        assert result.returncode == 0, result.stderr
         return result.stdout
 
     @contextmanager
@@ -56,7 +56,7 @@ class Tutorial:
     def assert_answer(self, expected: str, command: str) -> None:
         """Asserts that a response has the same best labels and about the same scores as the response on the page."""
         expected, answer = json.loads(expected), json.loads(self.run(command))
-        assert [row[0]["label"] for row in expected] == [row[0]["label"] for row in answer]
+        assert [row[0]["label"] for row in answer] == [row[0]["label"] for row in expected]
         for one, other in zip(expected, answer, strict=True):
             assert None is difference(one[0], other[0], TOLERANCE)
 
@@ -70,8 +70,8 @@ def assert_accuracy(trained: str, verified: str) -> None:
     """Asserts that the fp32 graph has the accuracy that training printed, and that int8 is within 0.01 of it."""
     (expected,) = re.findall(r"accuracy (\S+) on 720", trained)
     fp32, int8 = re.findall(r"accuracy cpu/\w+ +(\S+)", verified)
-    assert expected == fp32
-    assert pytest.approx(float(fp32), abs=0.01) == float(int8)
+    assert fp32 == expected
+    assert float(int8) == pytest.approx(float(fp32), abs=0.01)
 
 
 def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:

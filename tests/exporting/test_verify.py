@@ -30,7 +30,7 @@ def passed(checks: dict[str, Any]) -> dict[str, bool | None]:
 def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> None:
     code, checks = verify(sound(tmp_path, task))
 
-    assert (0, ["files", "validation cpu/fp32", "example cpu/fp32", "batches cpu/fp32"]) == (code, list(checks))
+    assert (code, list(checks)) == (0, ["files", "validation cpu/fp32", "example cpu/fp32", "batches cpu/fp32"])
 
 
 def test_a_closed_stdout_ends_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_a_closed_stdout_ends_without_a_traceback(tmp_path: Path, monkeypatch: p
     os.close(reader)
     with os.fdopen(writer, "w") as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
-        assert 1 == cli.main(["verify", str(bundle), "--json"])
+        assert cli.main(["verify", str(bundle), "--json"]) == 1
 
 
 def alter(path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_damaged_bundle_fails(
     damage(path)
     code, checks = verify(path)
 
-    assert (1, expected) == (code, passed(checks))
+    assert (code, passed(checks)) == (1, expected)
     assert word in next(check["detail"] for check in checks.values() if not check["passed"])
 
 
@@ -97,15 +97,15 @@ def test_a_false_claim_of_batch_invariance_fails(tmp_path: Path, verify: Verify)
     store_example(store_digests(path))
     code, checks = verify(path)
 
-    assert (1, GRAPH_PASSED | {"batches cpu/fp32": False}) == (code, passed(checks))
+    assert (code, passed(checks)) == (1, GRAPH_PASSED | {"batches cpu/fp32": False})
     assert checks["batches cpu/fp32"]["metrics"]["worst_batch_error"] > 0.01
-    assert 0 == verify(tiny.edit(path, lambda manifest: manifest["graphs"][0].update(batch_invariant=False)))[0]
+    assert verify(tiny.edit(path, lambda manifest: manifest["graphs"][0].update(batch_invariant=False)))[0] == 0
 
 
 def test_a_provider_without_a_graph_fails(tmp_path: Path, verify: Verify) -> None:
     code, checks = verify(sound(tmp_path), "--provider", "cpu,tensorrt")
 
-    assert (1, {"files": True, "graphs": False}) == (code, passed(checks))
+    assert (code, passed(checks)) == (1, {"files": True, "graphs": False})
     assert all(fact in checks["graphs"]["detail"] for fact in ("tensorrt", "cpu/fp32"))
 
 
@@ -116,18 +116,18 @@ def test_every_graph_is_checked_with_its_validation_report(tmp_path: Path, verif
     cuda = {f"{check} cuda/fp16": True for check in ("validation", "example", "batches")}
     code, checks = verify(path)
 
-    assert (0, GRAPH_PASSED | cuda | {"engine cuda/fp16": None}) == (code, passed(checks))
+    assert (code, passed(checks)) == (0, GRAPH_PASSED | cuda | {"engine cuda/fp16": None})
     assert "cuda is not available" in checks["engine cuda/fp16"]["detail"]
     assert "2.5e-01" in checks["validation cuda/fp16"]["detail"]
-    assert 18 == checks["validation cuda/fp16"]["metrics"]["samples"]
-    assert GRAPH_PASSED == passed(verify(path, "--provider", "cpu")[1])
+    assert checks["validation cuda/fp16"]["metrics"]["samples"] == 18
+    assert passed(verify(path, "--provider", "cpu")[1]) == GRAPH_PASSED
 
 
 @without_gpu
 def test_a_requested_provider_must_be_available(tmp_path: Path, verify: Verify) -> None:
     code, checks = verify(with_gpu_graph(sound(tmp_path)), "--provider", "cuda")
 
-    assert (1, {"files": True, "validation cuda/fp16": True, "engine cuda/fp16": False, "graphs": False}) == (code, passed(checks))
+    assert (code, passed(checks)) == (1, {"files": True, "validation cuda/fp16": True, "engine cuda/fp16": False, "graphs": False})
     assert "CUDAExecutionProvider" in checks["engine cuda/fp16"]["detail"]
 
 
@@ -135,7 +135,7 @@ def test_another_precision_can_give_another_example_result(tmp_path: Path, verif
     """The stored result is the default graph's. A difference in another precision is reported, but is not a failure."""
     _, checks = verify(sound(tmp_path, other_seed=1))
 
-    assert (True, None) == tuple(checks[f"example cpu/{precision}"]["passed"] for precision in ("int8", "fp32"))
+    assert tuple(checks[f"example cpu/{precision}"]["passed"] for precision in ("int8", "fp32")) == (True, None)
     assert "of the int8 graph" in checks["example cpu/fp32"]["detail"]
 
 
@@ -166,15 +166,15 @@ def test_a_wrong_flag_is_a_usage_error(flags: str) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(["verify", *flags.split()])
 
-    assert 2 == exit_.value.code
+    assert exit_.value.code == 2
 
 
 def test_a_missing_torch_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
     path = str(sound(tmp_path))
 
-    assert 0 == cli.main(["verify", path])
-    assert 3 == cli.main(["verify", path, "--checkpoint", "x"])
+    assert cli.main(["verify", path]) == 0
+    assert cli.main(["verify", path, "--checkpoint", "x"]) == 3
     assert "bert-export: torch " in capsys.readouterr().err
 
 
@@ -197,11 +197,11 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     order = ["files", "data", *(f"{check} {graph}" for graph in graphs for check in ("validation", "example"))]
     order += ["checkpoint", "settings", *(f"batches {graph}" for graph in graphs)]
     order += [f"{check} {graph}" for graph in graphs for check in ("parity", "agreement", "accuracy", "macro F1", "Matthews correlation")]
-    assert (0, order) == (code, list(checks))
-    assert "the checkpoint" == checks["agreement cpu/int8"]["metrics"]["reference"]
+    assert (code, list(checks)) == (0, order)
+    assert checks["agreement cpu/int8"]["metrics"]["reference"] == "the checkpoint"
     assert checks["agreement cpu/int8"]["metrics"]["agreement"] >= 6 / 7
-    assert 1.0 == checks["agreement cpu/fp32"]["metrics"]["agreement"]
-    assert {"graph", "reference"} == set(checks["accuracy cpu/fp32"]["metrics"])
+    assert checks["agreement cpu/fp32"]["metrics"]["agreement"] == 1.0
+    assert set(checks["accuracy cpu/fp32"]["metrics"]) == {"graph", "reference"}
 
 
 @pytest.mark.torch
@@ -214,11 +214,11 @@ def test_another_checkpoint_fails_and_is_not_written_into_the_bundle(exported: t
     before = (exported[1] / MANIFEST_FILE).read_bytes()
     code, checks = verify(exported[1], "--checkpoint", other, "--update")
 
-    assert (1, False, False) == (code, checks["checkpoint"]["passed"], checks["parity cpu/fp32"]["passed"])
+    assert (code, checks["checkpoint"]["passed"], checks["parity cpu/fp32"]["passed"]) == (1, False, False)
     assert " 5.00e-01, " in checks["parity cpu/fp32"]["detail"]
     assert False is checks["settings"]["passed"]
     assert " labels: " in checks["settings"]["detail"]
-    assert before == (exported[1] / MANIFEST_FILE).read_bytes()
+    assert (exported[1] / MANIFEST_FILE).read_bytes() == before
     assert "update" not in checks
 
 
@@ -272,17 +272,17 @@ def test_update_measures_everything_again(
     monkeypatch.setattr(os, "replace", replace_at_a_signal)
     code, checks = verify(path, "--checkpoint", source, "--update", "--int8-validation", FEW_TEXTS)  # the texts of the export
 
-    assert (0, True) == (code, checks["update"]["passed"])
+    assert (code, checks["update"]["passed"]) == (0, True)
     for graph in load_bundle(target).manifest.graphs:
         metrics = checks[f"parity cpu/{graph.precision}"]["metrics"]
-        assert pytest.approx(graph.validation.worst_abs_error, rel=0.05, abs=1e-6) == metrics["worst_abs_error"]
-        assert [entry.up_to for entry in graph.validation.lengths] == [entry["up_to"] for entry in metrics["lengths"]]
+        assert metrics["worst_abs_error"] == pytest.approx(graph.validation.worst_abs_error, rel=0.05, abs=1e-6)
+        assert [entry["up_to"] for entry in metrics["lengths"]] == [entry.up_to for entry in graph.validation.lengths]
     new, renewed = (json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")) for folder in (target, path))
     for manifest in (new, renewed):
         for graph in manifest["graphs"]:
-            assert [160] == [entry.pop("length") for entry in graph["validation"]["speed"].pop("timings")][-1:]
-    assert new == renewed
-    assert sorted(file.name for file in target.iterdir()) == sorted(file.name for file in path.iterdir())
+            assert [entry.pop("length") for entry in graph["validation"]["speed"].pop("timings")][-1:] == [160]
+    assert renewed == new
+    assert sorted(file.name for file in path.iterdir()) == sorted(file.name for file in target.iterdir())
     assert "median milliseconds" in (path / "README.md").read_text(encoding="utf-8")
 
 
@@ -290,7 +290,7 @@ def test_update_measures_everything_again(
 def test_update_keeps_the_calibration_in_the_card(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
     source, target = exported
     path = tiny.calibrate(Path(shutil.copytree(target, tmp_path / target.name)))
-    assert 0 == verify(path, "--checkpoint", source, "--update", "--int8-validation", FEW_TEXTS)[0]
+    assert verify(path, "--checkpoint", source, "--update", "--int8-validation", FEW_TEXTS)[0] == 0
 
     [calibrated] = [graph for graph in load_bundle(path).manifest.graphs if graph.calibration is not None]
     diagram = f"reliability.cpu.{calibrated.precision}.svg"
@@ -306,9 +306,9 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
     bert(tmp_path, "verify")
     monkeypatch.chdir(tmp_path)
 
-    assert 0 == cli.main(["./verify", "--output", "a", "--precision", "fp32"])
-    assert 0 == cli.main(["--output", "b", "--precision", "fp32", "verify"])
-    assert ["verify"] * 2 == [load_bundle(tmp_path / folder / "verify").manifest.name for folder in ("a", "b")]
+    assert cli.main(["./verify", "--output", "a", "--precision", "fp32"]) == 0
+    assert cli.main(["--output", "b", "--precision", "fp32", "verify"]) == 0
+    assert [load_bundle(tmp_path / folder / "verify").manifest.name for folder in ("a", "b")] == ["verify"] * 2
 
 
 @pytest.mark.torch
@@ -323,5 +323,5 @@ def test_a_revision_of_the_checkpoint_is_loaded(
         raise CheckpointError(f"not here: {source} {options.revision}")
 
     monkeypatch.setattr(checkpoint_check, "load_checkpoint", load)
-    assert 1 == cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", "--revision", "v1"])
+    assert cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", "--revision", "v1"]) == 1
     assert "org/model v1" in capsys.readouterr().err

@@ -31,9 +31,9 @@ def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Ve
 
     code, checks = verify(path, "--data", data(tmp_path, *({"text": text, "label": 0} for text in TEXTS)))
     metrics = checks["agreement cpu/int8"]["metrics"]
-    assert (0, None) == (code, checks["agreement cpu/int8"]["passed"])
+    assert (code, checks["agreement cpu/int8"]["passed"]) == (0, None)
     assert "agreement cpu/fp32" not in checks  # it is the baseline
-    assert (pytest.approx(expected), len(TEXTS), "the fp32 graph") == (metrics["agreement"], metrics["inputs"], metrics["reference"])
+    assert (metrics["agreement"], metrics["inputs"], metrics["reference"]) == (pytest.approx(expected), len(TEXTS), "the fp32 graph")
 
 
 def test_only_the_graphs_of_a_precision_are_checked_still_against_the_fp32_graph(tmp_path: Path, verify: Verify) -> None:
@@ -42,14 +42,14 @@ def test_only_the_graphs_of_a_precision_are_checked_still_against_the_fp32_graph
     _, all_checks = verify(path, "--data", lines)
     _, checks = verify(path, "--data", lines, "--precision", "int8")
 
-    assert {"files", "data", *(name for name in all_checks if name.endswith(" cpu/int8"))} == set(checks)
-    assert all_checks["agreement cpu/int8"]["metrics"] == checks["agreement cpu/int8"]["metrics"]
+    assert set(checks) == {"files", "data", *(name for name in all_checks if name.endswith(" cpu/int8"))}
+    assert checks["agreement cpu/int8"]["metrics"] == all_checks["agreement cpu/int8"]["metrics"]
 
 
 def test_a_precision_that_the_bundle_lacks_fails(tmp_path: Path, verify: Verify) -> None:
     code, checks = verify(sound(tmp_path), "--precision", "fp32,fp16")
 
-    assert 1 == code
+    assert code == 1
     assert False is checks["graphs"]["passed"]
 
 
@@ -72,9 +72,9 @@ def test_a_minimum_agreement_applies_to_the_measure_of_the_task(
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.99")
 
     metrics = checks["agreement cpu/int8"]["metrics"]
-    assert measure == metrics["measure"]
+    assert metrics["measure"] == measure
     assert 0 < metrics["decisions"] <= len(TEXTS)
-    assert [passed] * 3 == [metrics["agreement"] >= 0.99, checks["agreement cpu/int8"]["passed"], code == 0]
+    assert [metrics["agreement"] >= 0.99, checks["agreement cpu/int8"]["passed"], code == 0] == [passed] * 3
 
 
 def test_data_has_the_bounds_of_the_export(tmp_path: Path, verify: Verify) -> None:
@@ -82,7 +82,7 @@ def test_data_has_the_bounds_of_the_export(tmp_path: Path, verify: Verify) -> No
     path = tiny.edit(sound(tmp_path, other_seed=1), lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=0.0))
     code, checks = verify(path, "--data", data(tmp_path, *({"text": text, "label": 0} for text in TEXTS)))
 
-    assert 1 == code
+    assert code == 1
     assert not checks["parity cpu/int8"]["passed"]
 
 
@@ -92,7 +92,7 @@ def test_texts_of_one_kind_do_not_fail_the_bounds(tmp_path: Path, verify: Verify
     edit_constant(path / "model.cpu.int8.onnx", "bias", lambda bias: bias + np.float32(1e-4))
     code, checks = verify(store_example(store_digests(path)), "--data", data(tmp_path, *[{"text": "good", "label": 0}] * 100))
 
-    assert (0, 100) == (code, checks["agreement cpu/int8"]["metrics"]["decisions"])
+    assert (code, checks["agreement cpu/int8"]["metrics"]["decisions"]) == (0, 100)
 
 
 @without_gpu
@@ -107,17 +107,17 @@ def test_a_float_graph_has_the_bounds_of_the_export_on_data(tmp_path: Path, veri
     edit_constant(path / "model.cuda.fp16.onnx", "words", change)
     code, checks = verify(store_digests(path), "--data", data(tmp_path, {"text": "dull", "label": 0}, {"text": "good", "label": 0}))
 
-    assert 1 == code
+    assert code == 1
     assert not checks["parity cuda/fp16"]["passed"]
 
 
 def test_a_minimum_agreement_needs_a_baseline(tmp_path: Path, verify: Verify) -> None:
     path, lines = sound(tmp_path), data(tmp_path, {"text": "good", "label": 0})
     code, checks = verify(path, "--data", lines)
-    assert (0, None) == (code, checks["agreement cpu/fp32"]["passed"])
+    assert (code, checks["agreement cpu/fp32"]["passed"]) == (0, None)
 
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
-    assert 1 == code
+    assert code == 1
     assert "--checkpoint" in checks["agreement cpu/fp32"]["detail"]
 
 
@@ -125,16 +125,16 @@ def test_a_minimum_agreement_needs_a_baseline(tmp_path: Path, verify: Verify) ->
 def test_a_graph_that_does_not_run_fails_only_requested_checks(tmp_path: Path, verify: Verify) -> None:
     """If neither its provider nor the CPU can run a graph, the bundle fails only if no graph runs, or a comparison or a minimum was requested."""
     lines, floor = data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1}), ("--min-metric", "accuracy=0.01")
-    assert 0 == verify(with_gpu_graph(sound(tmp_path)), "--data", lines, *floor)[0]
+    assert verify(with_gpu_graph(sound(tmp_path)), "--data", lines, *floor)[0] == 0
     code, checks = verify(with_gpu_graph(sound(tmp_path / "other"), runnable=False), "--data", lines, *floor)
-    assert (1, False, True) == (code, checks["engine cuda/fp16"]["passed"], checks["accuracy cpu/fp32"]["passed"])
+    assert (code, checks["engine cuda/fp16"]["passed"], checks["accuracy cpu/fp32"]["passed"]) == (1, False, True)
 
     path = with_gpu_graph(sound(tmp_path / "only"), runnable=False, only=True)
     code, checks = verify(path, "--data", lines)
-    assert (1, None, False) == (code, checks["engine cuda/fp16"]["passed"], checks["graphs"]["passed"])
+    assert (code, checks["engine cuda/fp16"]["passed"], checks["graphs"]["passed"]) == (1, None, False)
     for flags in (("--data", lines, "--min-agreement", "0.9"), ("--checkpoint", tmp_path)):
         code, checks = verify(path, *flags)
-        assert (1, False) == (code, checks["engine cuda/fp16"]["passed"])
+        assert (code, checks["engine cuda/fp16"]["passed"]) == (1, False)
 
 
 def test_equal_but_empty_results_reach_no_minimum(tmp_path: Path, verify: Verify) -> None:
@@ -144,8 +144,8 @@ def test_equal_but_empty_results_reach_no_minimum(tmp_path: Path, verify: Verify
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.01", "--min-metric", "entity-f1=0.5")
 
     agreement, f1 = checks["agreement cpu/int8"], checks["entity F1 cpu/int8"]
-    assert (1, False, False) == (code, agreement["passed"], f1["passed"])
-    assert (None, 0, 0.0) == (agreement["metrics"]["agreement"], agreement["metrics"]["decisions"], f1["metrics"]["graph"])
+    assert (code, agreement["passed"], f1["passed"]) == (1, False, False)
+    assert (agreement["metrics"]["agreement"], agreement["metrics"]["decisions"], f1["metrics"]["graph"]) == (None, 0, 0.0)
     assert "instead" in f1["detail"]
 
 
@@ -161,7 +161,7 @@ def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify
     path, lines = tiny.edit(sound(tmp_path), share), data(tmp_path, {"text": "good"}, {"text": "bad"})
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
 
-    assert (1, False) == (code, checks["agreement tensorrt/fp16"]["passed"])
+    assert (code, checks["agreement tensorrt/fp16"]["passed"]) == (1, False)
     assert "not compared" in checks["agreement tensorrt/fp16"]["detail"]
 
 
@@ -179,7 +179,7 @@ def test_a_line_without_a_result_fails_the_data_check(tmp_path: Path, verify: Ve
     code, checks = verify(store_digests(path), "--data", lines, "--min-agreement", "0.5")
 
     check = checks["parity cpu/int8"]
-    assert (1, False) == (code, check["passed"])
+    assert (code, check["passed"]) == (1, False)
     assert check["detail"].startswith(f"{failing} ")
     assert "line 2 " in check["detail"]
     assert "agreement cpu/int8" not in checks
@@ -239,9 +239,9 @@ def test_metrics_of_a_glue_task_are_those_of_scikit_learn(tmp_path: Path, verify
     lines = [dict(zip(columns, texts, strict=True)) | {"label": value, "idx": 1} for texts, value in zip(pairs, gold.tolist(), strict=True)]
     code, checks = verify(path, "--data", data(tmp_path, *lines))
 
-    assert 0 == code
+    assert code == 0
     for metric_name, value in expected.items():
-        assert pytest.approx(value, abs=1e-5) == metric(checks, metric_name)
+        assert metric(checks, metric_name) == pytest.approx(value, abs=1e-5)
 
 
 def test_metrics_of_a_multi_label_model_are_those_of_scikit_learn(tmp_path: Path, verify: Verify) -> None:
@@ -255,9 +255,9 @@ def test_metrics_of_a_multi_label_model_are_those_of_scikit_learn(tmp_path: Path
     lines = [{"text": text, "label": [labels[i] for i in np.flatnonzero(row)]} for text, row in zip(FIRST, gold, strict=True)]
     code, checks = verify(path, "--data", data(tmp_path, *lines), "--min-metric", "micro-f1=0.99")
 
-    assert (1, False) == (code, checks["micro F1 cpu/fp32"]["passed"])
-    assert pytest.approx(metrics.f1_score(gold, predictions, average="micro")) == metric(checks, "micro F1")
-    assert pytest.approx(metrics.accuracy_score(gold, predictions)) == metric(checks, "accuracy")
+    assert (code, checks["micro F1 cpu/fp32"]["passed"]) == (1, False)
+    assert metric(checks, "micro F1") == pytest.approx(metrics.f1_score(gold, predictions, average="micro"))
+    assert metric(checks, "accuracy") == pytest.approx(metrics.accuracy_score(gold, predictions))
 
 
 @pytest.mark.parametrize(("floor", "passed"), [("0.75", True), ("0.76", False)])
@@ -269,8 +269,8 @@ def test_accuracy_is_the_share_of_correct_labels(tmp_path: Path, verify: Verify,
     lines = labeled(tmp_path, [best[0], tiny.LABELS.index(best[1]), other, [best[3]], None, None])
     code, checks = verify(path, "--data", lines, "--min-metric", f"accuracy={floor}")
 
-    assert 0.75 == metric(checks, "accuracy")
-    assert [passed, passed] == [checks["accuracy cpu/fp32"]["passed"], code == 0]
+    assert metric(checks, "accuracy") == 0.75
+    assert [checks["accuracy cpu/fp32"]["passed"], code == 0] == [passed, passed]
     assert None is checks["macro F1 cpu/fp32"]["passed"]
     assert all(fact in checks["accuracy cpu/fp32"]["detail"] for fact in ("4 labeled", floor))
 
@@ -285,7 +285,7 @@ def test_an_undefined_correlation_is_explained(tmp_path: Path, verify: Verify) -
         (of_values, "Spearman correlation", "value"),
         (of_labels, "Matthews correlation", "label"),
     ):
-        assert 0.0 == metric(checks, name)
+        assert metric(checks, name) == 0.0
         assert f"the same {kind}" in checks[f"{name} cpu/fp32"]["detail"]
     assert "instead" not in of_labels["accuracy cpu/fp32"]["detail"]
 
@@ -305,8 +305,8 @@ def test_a_minimum_for_a_metric_without_a_value_fails(tmp_path: Path, verify: Ve
     path, labeled, flags = sound(tmp_path), {"text": "good", "label": 0}, ("--min-metric", "top-1=0.5", "--min-metric", "spearman=0.5")
     for line, reason in ((labeled, "accuracy, macro F1, Matthews"), ({"text": "good"}, "no line")):
         code, checks = verify(path, "--data", data(tmp_path, line), *flags)
-        assert (1, ["top-1 cpu/fp32", "Spearman correlation cpu/fp32"]) == (code, list(checks)[-2:])
-        assert [False, False] == [check["passed"] for check in list(checks.values())[-2:]]
+        assert (code, list(checks)[-2:]) == (1, ["top-1 cpu/fp32", "Spearman correlation cpu/fp32"])
+        assert [check["passed"] for check in list(checks.values())[-2:]] == [False, False]
         assert reason in checks["Spearman correlation cpu/fp32"]["detail"]
 
 
@@ -316,8 +316,9 @@ def test_metrics_of_a_calibrated_graph_are_of_raw_scores(tmp_path: Path, verify:
     _, raw = verify(path, "--data", lines)
     _, calibrated = verify(tiny.calibrate(path, method="per-label", bias=[-100.0]), "--data", lines)
     assert 0 < metric(raw, "micro F1") == metric(calibrated, "micro F1")
-    assert ("on 6 labeled", "on raw scores of 6 labeled") == tuple(
-        checks["micro F1 cpu/fp32"]["detail"].partition(" ")[2].removesuffix(" inputs") for checks in (raw, calibrated)
+    assert tuple(checks["micro F1 cpu/fp32"]["detail"].partition(" ")[2].removesuffix(" inputs") for checks in (raw, calibrated)) == (
+        "on 6 labeled",
+        "on raw scores of 6 labeled",
     )
 
 
@@ -333,9 +334,9 @@ def test_entity_f1_is_computed_from_entities_and_tags(tmp_path: Path, verify: Ve
     _, checks = verify(path, "--data", lines)
 
     expected = 2 * (len(by_piece) - 1) / (len(by_piece) + len(by_word) + len(entities))
-    assert {"graph": pytest.approx(expected), "reference": pytest.approx(expected)} == checks["entity F1 cpu/int8"]["metrics"]
-    assert {"graph": pytest.approx(expected)} == checks["entity F1 cpu/fp32"]["metrics"]
-    assert (1.0, 2) == tuple(checks["agreement cpu/int8"]["metrics"][name] for name in ("agreement", "decisions"))
+    assert checks["entity F1 cpu/int8"]["metrics"] == {"graph": pytest.approx(expected), "reference": pytest.approx(expected)}
+    assert checks["entity F1 cpu/fp32"]["metrics"] == {"graph": pytest.approx(expected)}
+    assert tuple(checks["agreement cpu/int8"]["metrics"][name] for name in ("agreement", "decisions")) == (1.0, 2)
 
 
 def test_correct_answers_are_read_in_each_format_of_squads_files(tmp_path: Path, verify: Verify) -> None:
@@ -346,7 +347,7 @@ def test_correct_answers_are_read_in_each_format_of_squads_files(tmp_path: Path,
     right = ([f"The {got}!"], {"text": ["no", got], "answer_start": [0, 0]}, [{"text": got, "answer_start": 0}], ["zq"])
     _, checks = verify(path, "--data", data(tmp_path, *(line | {"answers": answers} for answers in right)))
 
-    assert (0.75, 0.75) == (metric(checks, "exact match"), metric(checks, "F1"))
+    assert (metric(checks, "exact match"), metric(checks, "F1")) == (0.75, 0.75)
 
 
 def test_data_with_unanswerable_questions_allows_no_answer(tmp_path: Path, verify: Verify) -> None:
@@ -356,7 +357,7 @@ def test_data_with_unanswerable_questions_allows_no_answer(tmp_path: Path, verif
     allowed = answer(path, {"inputs": line, "parameters": {"handle_impossible_answer": True}})["answer"]
     _, checks = verify(path, "--data", data(tmp_path, line | {"answers": [allowed]}, line | {"answers": []}))
 
-    assert (1.0 if allowed == "" else 0.5) == metric(checks, "exact match")
+    assert metric(checks, "exact match") == (1.0 if allowed == "" else 0.5)
 
 
 def test_top_1_counts_every_mask(tmp_path: Path, verify: Verify) -> None:
@@ -367,7 +368,7 @@ def test_top_1_counts_every_mask(tmp_path: Path, verify: Verify) -> None:
     lines = ({"text": text, "target": target} for text, target in zip(texts, targets, strict=True))
     _, checks = verify(path, "--data", data(tmp_path, *lines))
 
-    assert pytest.approx(2 / 3) == metric(checks, "top-1")
+    assert metric(checks, "top-1") == pytest.approx(2 / 3)
 
 
 def test_the_correct_choice_is_given_by_index_or_text(tmp_path: Path, verify: Verify) -> None:
@@ -382,8 +383,8 @@ def test_the_correct_choice_is_given_by_index_or_text(tmp_path: Path, verify: Ve
     ]
     _, checks = verify(path, "--data", data(tmp_path, *lines))
 
-    assert {"graph": pytest.approx(2 / 3), "reference": pytest.approx(2 / 3)} == checks["accuracy cpu/int8"]["metrics"]
-    assert 1.0 == checks["agreement cpu/int8"]["metrics"]["agreement"]
+    assert checks["accuracy cpu/int8"]["metrics"] == {"graph": pytest.approx(2 / 3), "reference": pytest.approx(2 / 3)}
+    assert checks["agreement cpu/int8"]["metrics"]["agreement"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -431,7 +432,7 @@ def test_invalid_data_is_a_usage_error_with_its_reason(
 ) -> None:
     if line is not None:
         data(tmp_path, line)
-    assert 2 == cli.main(["verify", str(sound(tmp_path, task)), "--data", str(tmp_path / "data.jsonl")])
+    assert cli.main(["verify", str(sound(tmp_path, task)), "--data", str(tmp_path / "data.jsonl")]) == 2
     [own] = capsys.readouterr().err.splitlines()
     assert own.startswith("bert-export: ")
     assert reason in own
@@ -449,19 +450,19 @@ def test_data_without_labels_fails(tmp_path: Path, verify: Verify, line: dict[st
     """A key has a typo, the data are for another task, or answers are missing. Ignored keys are named; `--min-agreement` works."""
     path = sound(tmp_path, other_seed=0)
     code, checks = verify(path, "--data", data(tmp_path, line))
-    assert (1, False, 0) == (code, checks["data"]["passed"], checks["data"]["metrics"]["labeled"])
+    assert (code, checks["data"]["passed"], checks["data"]["metrics"]["labeled"]) == (1, False, 0)
     assert ignored in checks["data"]["detail"]
 
     code, checks = verify(path, "--data", data(tmp_path, line), "--min-agreement", "0.5")
-    assert (0, None) == (code, checks["data"]["passed"])
+    assert (code, checks["data"]["passed"]) == (0, None)
 
 
 def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify: Verify) -> None:
     lines = data(tmp_path, '{"text": "good\u2028", "label": 1, "idx": 7}\n\n', {"text": "bad", "lable": 0, "idx": 8})
     code, checks = verify(sound(tmp_path), "--data", lines)
 
-    assert (0, None) == (code, checks["data"]["passed"])
-    assert {"inputs": 2, "labeled": 1, "ignored_keys": {"idx": 2, "lable": 1}} == checks["data"]["metrics"]
+    assert (code, checks["data"]["passed"]) == (0, None)
+    assert checks["data"]["metrics"] == {"inputs": 2, "labeled": 1, "ignored_keys": {"idx": 2, "lable": 1}}
     assert "`idx` (2 lines), `lable` (1 line, did you mean `label`?)" in checks["data"]["detail"]
 
 
@@ -483,4 +484,4 @@ def test_a_gold_label_is_a_label_or_its_id(labels: tuple[str, ...], label: str, 
         with pytest.raises(ValueError, match=f"`label` .*{label}"):
             read_gold({"label": json.loads(label)}, config)
     else:
-        assert {expected} == read_gold({"label": json.loads(label)}, config)
+        assert read_gold({"label": json.loads(label)}, config) == {expected}

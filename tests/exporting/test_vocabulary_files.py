@@ -48,9 +48,9 @@ def test_texts_and_pairs_get_the_ids_of_transformers_4(case: dict[str, Any], tmp
 
 def assert_ids(case: dict[str, Any], tokenizer: Any) -> None:
     texts = [text.format(mask=case["mask"] or "") for text in GOLDEN["texts"]]
-    assert case["ids"] == [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    assert [encoding.ids for encoding in tokenizer.encode_batch(texts)] == case["ids"]
     pair = tokenizer.encode(*texts[:2])
-    assert case["pair"] == [pair.ids, pair.type_ids]
+    assert [pair.ids, pair.type_ids] == case["pair"]
 
 
 def test_a_bundle_has_no_token_for_the_space_before_a_mask(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_bundle_has_no_token_for_the_space_before_a_mask(tmp_path: Path) -> No
     checkpoint = load_checkpoint(str(tmp_path))
     steps = tokenizers.Tokenizer.from_str(tokenizer_json(checkpoint.hf_tokenizer, checkpoint.tokenizer))
     [case] = [case for case in GOLDEN["cases"] if case["model_type"] == "roberta" and list(case["files"]) == ["vocab.json", "merges.txt"]]
-    assert case["ids"][6] == steps.encode(GOLDEN["texts"][6].format(mask="<mask>")).ids
+    assert steps.encode(GOLDEN["texts"][6].format(mask="<mask>")).ids == case["ids"][6]
 
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"])

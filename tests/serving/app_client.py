@@ -111,12 +111,12 @@ def posting(path: str = "/classify", *headers: tuple[bytes, bytes]) -> dict[str,
 
 def error_of(response: httpx.Response, status: int, error_type: str) -> str:
     """Checks the status and the exact shape of an error, and returns its message."""
-    assert status == response.status_code, response.text
-    assert "application/json" == response.headers["content-type"]
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
     body = response.json()
-    assert ["error", "error_type", "request_id"] == sorted(body)
-    assert body["error_type"] == error_type
-    assert body["request_id"] == response.headers["x-request-id"]
+    assert sorted(body) == ["error", "error_type", "request_id"]
+    assert error_type == body["error_type"]
+    assert response.headers["x-request-id"] == body["request_id"]
     return str(body["error"])
 
 
@@ -134,7 +134,7 @@ def post(api: Send | Path, body: Any, *, path: str = "/classify", **options: Any
 
 def result(api: Send | Path, path: str, **body: Any) -> Any:
     response = post(api, body, path=path)
-    assert 200 == response.status_code, response.text
+    assert response.status_code == 200, response.text
     return response.json()
 
 
@@ -157,12 +157,12 @@ def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored_
         for one, other in zip(expected, actual, strict=True):
             assert_same(one, other, tolerance=tolerance, ignored_fields=ignored_fields)
     elif isinstance(expected, dict):
-        assert sorted(expected) == sorted(actual)
+        assert sorted(actual) == sorted(expected)
         for key, value in expected.items():
             if key not in ignored_fields:
                 assert_same(value, actual[key], tolerance=tolerance, ignored_fields=ignored_fields)
     else:
-        assert (pytest.approx(expected, abs=tolerance) if isinstance(expected, float) else expected) == actual
+        assert actual == (pytest.approx(expected, abs=tolerance) if isinstance(expected, float) else expected)
 
 
 def fake_service(models: Path, engine: FakeEngine, **settings: Any) -> AppState:
@@ -191,4 +191,4 @@ async def busy_client(service: AppState, engine: FakeEngine) -> AsyncIterator[ht
             yield client
         finally:
             engine.gate.set()
-            assert 200 == (await first).status_code
+            assert (await first).status_code == 200

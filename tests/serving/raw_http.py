@@ -74,12 +74,12 @@ def parse_answers(stream: bytes) -> list[Answer]:
         assert end, head
         line, *lines = head.decode("ascii").split("\r\n")
         version, status, _ = line.split(" ", 2)
-        assert "HTTP/1.1" == version, line
+        assert version == "HTTP/1.1", line
         if status == "100":
-            assert [] == lines
+            assert lines == []
             continue
         headers = dict(field.split(": ", 1) for field in lines)
-        assert len(lines) == len(headers), lines
+        assert len(headers) == len(lines), lines
         length = 0 if headers["x-request-id"].startswith("head") else int(headers["content-length"])
         assert length <= len(stream), head
         results.append(Answer(int(status), headers, stream[:length]))

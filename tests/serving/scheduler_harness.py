@@ -124,7 +124,7 @@ def run_with_harness(
         finally:
             harness.work.gate.set()
             await harness.scheduler.stop(5)
-        assert (0, 0) == (harness.queue.queue_items, harness.queue.held_tokens)
+        assert (harness.queue.queue_items, harness.queue.held_tokens) == (0, 0)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(start_and_stop())

@@ -19,7 +19,7 @@ SENTENCES = {"source_sentence": "a good film", "sentences": ["a great film", "th
 def test_token_vectors_are_pooled_with_the_requested_method(api: Send) -> None:
     """Each method pools the vectors of all tokens, including special tokens; this bundle's default is the mean."""
     tokens = np.array(result_of(api, EMBED, "a good film", pooling="none")[0])
-    assert (5, tiny.HIDDEN) == tokens.shape
+    assert tokens.shape == (5, tiny.HIDDEN)
     expected = {"mean": tokens.mean(axis=0), "max": tokens.max(axis=0), "cls": tokens[0]}
     for pooling, vector in expected.items():
         np.testing.assert_allclose([vector], result_of(api, EMBED, "a good film", pooling=pooling.upper()), atol=1e-5)
@@ -38,7 +38,7 @@ def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:
     """The official client's flat keys have the same effect as the same names in `parameters`. Conflicting values are an error."""
     flat = result(api, EMBED, inputs="a good film", normalize=True, dimensions=3, truncate=None, encoding_format="float")
     assert_same(flat, result_of(api, EMBED, "a good film", normalize=True, dimensions=3))
-    assert pytest.approx(1, abs=1e-6) == float(np.linalg.norm(flat[0]))
+    assert float(np.linalg.norm(flat[0])) == pytest.approx(1, abs=1e-6)
     assert_same(flat, result(api, EMBED, inputs="a good film", normalize=True, parameters={"normalize": True, "dimensions": 3}))
     assert "`normalize`" in error_of_body(api, EMBED, {"inputs": "a", "normalize": True, "parameters": {"normalize": False}})
 
@@ -47,19 +47,19 @@ def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:
 def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) -> None:
     numbers = result_of(api, EMBED, ["a good film", ""], **options)
     texts_of_rows = result(api, EMBED, inputs=["a good film", ""], encoding_format="base64", **options)
-    assert texts_of_rows == result_of(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
+    assert result_of(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options) == texts_of_rows
     rows = [row if isinstance(row, list) else [row] for row in texts_of_rows]
     decoded_rows = [np.array([np.frombuffer(base64.b64decode(text), dtype="<f4") for text in row]) for row in rows]
     for vectors, actual in zip(numbers, decoded_rows, strict=True):
         np.testing.assert_array_equal(np.atleast_2d(np.array(vectors, dtype=np.float32)), actual)
-    assert [] == result_of(api, EMBED, [], encoding_format="base64")
+    assert result_of(api, EMBED, [], encoding_format="base64") == []
 
 
 def test_similarity_is_the_cosine_of_the_vectors(api: Send) -> None:
     vectors = np.array(result_of(api, EMBED, [SENTENCES["source_sentence"], *SENTENCES["sentences"]], normalize=True))
-    assert pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6) == result_of(api, SIMILARITY, SENTENCES)
-    assert pytest.approx([1.0], abs=1e-6) == result_of(api, SIMILARITY, {"source_sentence": "good", "sentences": ["good"]}, pooling="cls")
-    assert [] == result_of(api, SIMILARITY, {"source_sentence": "good", "sentences": []})
+    assert result_of(api, SIMILARITY, SENTENCES) == pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6)
+    assert result_of(api, SIMILARITY, {"source_sentence": "good", "sentences": ["good"]}, pooling="cls") == pytest.approx([1.0], abs=1e-6)
+    assert result_of(api, SIMILARITY, {"source_sentence": "good", "sentences": []}) == []
 
 
 def test_similarity_needs_a_pooling(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_similarity_needs_a_pooling(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, task="feature-extraction", embedding=tiny.EMBEDDING | {"pooling": "none"})
     assert "`pooling`" in error_of(call(tmp_path, "POST", SIMILARITY, json={"inputs": SENTENCES}), 422, "invalid_value")
     pooled = call(tmp_path, "POST", SIMILARITY, json={"inputs": SENTENCES, "parameters": {"pooling": "mean"}})
-    assert (200, 2) == (pooled.status_code, len(pooled.json()))
+    assert (pooled.status_code, len(pooled.json())) == (200, 2)
 
 
 def test_a_label_becomes_the_hypothesis_of_a_pair(api: Send) -> None:
@@ -76,15 +76,15 @@ def test_a_label_becomes_the_hypothesis_of_a_pair(api: Send) -> None:
     logits = {item["label"]: item["score"] for item in scores}
     expected = 1 / (1 + np.exp(logits["contradiction"] - logits["entailment"]))
     [item] = result_of(api, ZERO_SHOT, "a good film", candidate_labels="bad", hypothesis_template="the film was {} !")
-    assert pytest.approx(expected, abs=1e-6) == item["score"]
+    assert item["score"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_labels_can_be_a_text_with_commas(api: Send) -> None:
     """A text is split at commas and stripped, as in the transformers pipeline; labels in a list can contain commas."""
-    assert result_of(api, ZERO_SHOT, "x", candidate_labels=["good", "bad"]) == result_of(
-        api, ZERO_SHOT, "x", candidate_labels=" good,bad ,, "
+    assert result_of(api, ZERO_SHOT, "x", candidate_labels=" good,bad ,, ") == result_of(
+        api, ZERO_SHOT, "x", candidate_labels=["good", "bad"]
     )
-    assert ["good, bad"] == [item["label"] for item in result_of(api, ZERO_SHOT, "x", candidate_labels=["good, bad"])]
+    assert [item["label"] for item in result_of(api, ZERO_SHOT, "x", candidate_labels=["good, bad"])] == ["good, bad"]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,6 @@ def test_offsets_have_the_requested_unit(api: Send, path: str) -> None:
         items = result_of(api, path, inputs, offset_unit=unit.upper(), **parameters)
         data = text.encode(codec)
         parts[unit] = [data[item["start"] * size : item["end"] * size].decode(codec) for item in items]
-        assert [item["word"] if path == "/ner" else item["answer"] for item in items] == parts[unit]
+        assert parts[unit] == [item["word"] if path == "/ner" else item["answer"] for item in items]
     assert parts["code_points"] == parts["utf16"] == parts["utf8"]
     assert any("\U0001f600" in part or "日" in part for part in parts["utf8"])

@@ -18,7 +18,7 @@ ROOM = 30  # maximum text tokens of a tiny bundle
 
 @pytest.mark.parametrize("text", ["", " \r\n\t", "\u200b"])
 def test_a_text_without_tokens_has_no_entities(api: Send, text: str) -> None:
-    assert [] == result_of(api, NER, text)
+    assert result_of(api, NER, text) == []
     assert_same([[], result_of(api, NER, "good"), []], result_of(api, NER, [text, "good", text]))
 
 
@@ -38,7 +38,7 @@ def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, place:
 def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -> None:
     """A stride of at least one window is an error if a text needs windows; otherwise it has no effect."""
     message = error_of_inputs(api, NER, ["good", LONG], stride=ROOM)
-    assert ["1", "30", "30"] == re.findall(r"\d+", message)
+    assert re.findall(r"\d+", message) == ["1", "30", "30"]
     assert "first text" not in message
     assert_same(result_of(api, NER, "good"), result_of(api, NER, "good", stride=ROOM))
 
@@ -57,7 +57,7 @@ def test_a_window_without_passage_tokens_is_refused(api: Send, question: int, pa
     """The error has the index of the input, and the stride with the tokens left for the passage, or the tokens of the passage if none fits."""
     fitting = [{"question": "who?", "context": "x y z"}] * numbers[0]
     message = error_of_inputs(api, ANSWER, [*fitting, {"question": " ".join(["good"] * question), "context": LONG}], **parameters)
-    assert numbers == [int(number) for number in re.findall(r"\d+", message)]
+    assert [int(number) for number in re.findall(r"\d+", message)] == numbers
 
 
 def test_the_default_stride_fits_into_the_tokens_that_the_question_leaves(api: Send) -> None:
@@ -84,7 +84,7 @@ def test_top_k_has_a_limit_that_the_operator_sets(api: Send, path: str, tmp_path
 def test_the_warning_is_a_valid_header_for_any_target(api: Send) -> None:
     targets = ["日本", "\U0001f600", "é\r\nx-evil: 1", *(f"z{i}" for i in range(500))]
     response = post(api, {"inputs": INPUTS[FILL], "parameters": {"targets": targets}}, path=FILL)
-    assert 200 == response.status_code
+    assert response.status_code == 200
     assert response.headers["x-hf-warning"].isascii()
     assert len(response.headers["x-hf-warning"]) < 300
     assert "x-evil" not in response.headers
@@ -99,13 +99,13 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
 
     service.registry.get("tiny").predict = predict
     answer = run_with_client(service, lambda client: client.post("/classify", json={"inputs": "good"}))
-    assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == answer.headers["x-hf-warning"]
+    assert answer.headers["x-hf-warning"] == r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b"
 
 
 def test_targets_without_a_token_of_their_own_get_a_warning(api: Send) -> None:
     """A target outside the vocabulary is replaced by its first token. The warnings count both kinds."""
     response = post(api, {"inputs": INPUTS[FILL], "parameters": {"targets": ["", "good", "\u200b", "zebra"]}}, path=FILL)
-    assert {"z", "good"} == {item["token_str"] for item in response.json()}
+    assert {item["token_str"] for item in response.json()} == {"z", "good"}
     unknown, without_tokens = response.headers.get_list("x-hf-warning")
     assert unknown.startswith("targets; 1 of 4 ") and unknown.endswith(": z") and without_tokens.startswith("targets; 2 of 4 ")
 
@@ -113,7 +113,7 @@ def test_targets_without_a_token_of_their_own_get_a_warning(api: Send) -> None:
 def test_the_mask_as_a_candidate_is_not_in_the_sequence(api: Send) -> None:
     """The pipeline leaves out special tokens if a text has one mask, and the mask is special."""
     [item] = result_of(api, FILL, INPUTS[FILL], targets=["[MASK]"])
-    assert ("[MASK]", "a film") == (item["token_str"], item["sequence"])
+    assert (item["token_str"], item["sequence"]) == ("[MASK]", "a film")
 
 
 @pytest.mark.parametrize("text", ["", "a film", "a [mask] film", "a <mask> film", "a [ MASK ] film"])
@@ -123,5 +123,5 @@ def test_a_misspelled_mask_is_refused_with_the_correct_mask(api: Send, text: str
 
 
 def test_masks_have_a_limit(api: Send) -> None:
-    assert [1] * 64 == [len(fills) for fills in result_of(api, FILL, "[MASK]" * 64, top_k=1)]
+    assert [len(fills) for fills in result_of(api, FILL, "[MASK]" * 64, top_k=1)] == [1] * 64
     assert "65 masks and 64 " in error_of_inputs(api, FILL, "[MASK] " * 65)

@@ -77,7 +77,7 @@ def test_weights_of_any_task_match_the_formula(api: Send, folder: Path, model: s
         actual = attention_of(api, inputs, model=model)
         right = expected(folder, model, [tiny.VOCABULARY.index(token) for token in actual["tokens"]], types)
 
-        assert list(HEADS) == [len(layer) for layer in actual["attentions"]]
+        assert [len(layer) for layer in actual["attentions"]] == list(HEADS)
         for layer, weights in zip(actual["attentions"], right, strict=True):
             np.testing.assert_allclose(weights, layer, rtol=0, atol=1e-5)
             np.testing.assert_allclose(1, np.sum(layer, axis=-1), rtol=0, atol=1e-5)
@@ -88,16 +88,16 @@ def test_the_response_has_the_offsets_of_each_token(api: Send) -> None:
 
     Offsets count from the start of the token's own text. `sentence_b_start` is the index of the second text's first token.
     """
-    assert {
+    assert {name: value for name, value in attention_of(api, PAIR).items() if name != "attentions"} == {
         "tokens": ["[CLS]", "the", "book", "was", "long", "[SEP]", "not", "bad", "[SEP]"],
         "offsets": [None, [0, 3], [4, 8], [9, 12], [13, 17], None, [0, 3], [4, 7], None],
         "sentence_b_start": 6,
-    } == {name: value for name, value in attention_of(api, PAIR).items() if name != "attentions"}
-    assert {
+    }
+    assert {name: value for name, value in attention_of(api, "a bx \N{GREEK SMALL LETTER ALPHA}").items() if name != "attentions"} == {
         "tokens": ["[CLS]", "a", "b", "##x", "[UNK]", "[SEP]"],
         "offsets": [None, [0, 1], [2, 3], [3, 4], [5, 6], None],
         "sentence_b_start": None,
-    } == {name: value for name, value in attention_of(api, "a bx \N{GREEK SMALL LETTER ALPHA}").items() if name != "attentions"}
+    }
     assert attention_of(api, TEXT) == attention_of(api, {"text": TEXT, "text_pair": ""}) == attention_of(api, {"text": TEXT})
 
 
@@ -110,7 +110,7 @@ def test_layers_and_heads_can_be_selected(api: Send) -> None:
         weights = [every[layer] for layer in layers or (0, 1)]
         right = [[layer[head] for head in (range(len(layer)) if heads is None else heads)] for layer in weights]
 
-        assert right == attention_of(api, TEXT, **selection)["attentions"]
+        assert attention_of(api, TEXT, **selection)["attentions"] == right
 
 
 @pytest.mark.parametrize("model", ["classifier", "left"])
@@ -119,13 +119,13 @@ def test_a_list_has_the_same_results_as_its_items(api: Send, model: str) -> None
     alone = [attention_of(api, item, model=model) for item in inputs]
     together = attention_of(api, inputs, model=model)
 
-    assert ["[CLS]", "[SEP]"] == together[2]["tokens"]
+    assert together[2]["tokens"] == ["[CLS]", "[SEP]"]
     for one, other in zip(alone, together, strict=True):
-        assert one["tokens"] == other["tokens"]
+        assert other["tokens"] == one["tokens"]
         for left, right in zip(one["attentions"], other["attentions"], strict=True):
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
-    assert [] == attention_of(api, [], model=model)
-    assert [alone[0]] == attention_of(api, [TEXT], model=model)
+    assert attention_of(api, [], model=model) == []
+    assert attention_of(api, [TEXT], model=model) == [alone[0]]
 
 
 def test_a_text_with_too_many_weights_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +134,14 @@ def test_a_text_with_too_many_weights_is_refused(api: Send, monkeypatch: pytest.
     body = {"inputs": TEXT, "model": "classifier"}
 
     assert "`heads`" in error_of(post(api, body, path=ATTENTION), 413, "too_large")
-    assert 2 == len(attention_of(api, TEXT, heads=[0])["attentions"])
+    assert len(attention_of(api, TEXT, heads=[0])["attentions"]) == 2
     assert "inputs[1]: " in error_of(post(api, body | {"inputs": ["", TEXT]}, path=ATTENTION), 413, "too_large")
 
 
 def test_a_text_over_the_models_length_is_refused(api: Send) -> None:
-    assert ["31", "30"] == re.findall(r"\d+", error_for(api, "good " * 31))
-    assert ["31", "29"] == re.findall(r"\d+", error_for(api, {"text": "good " * 30, "text_pair": "bad"}))
-    assert 32 == len(attention_of(api, "good " * 30)["tokens"])
+    assert re.findall(r"\d+", error_for(api, "good " * 31)) == ["31", "30"]
+    assert re.findall(r"\d+", error_for(api, {"text": "good " * 30, "text_pair": "bad"})) == ["31", "29"]
+    assert len(attention_of(api, "good " * 30)["tokens"]) == 32
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_the_error_for_a_bundle_without_attention_says_what_to_do(api: Send, fol
 def test_the_path_of_a_model_returns_attention_only_on_request(api: Send) -> None:
     answer = attention_of(api, TEXT, "/models/tagger", None, output_attentions=True)
 
-    assert attention_of(api, TEXT, model="tagger") == answer
+    assert answer == attention_of(api, TEXT, model="tagger")
     assert attention_of(api, TEXT, "/ner", "tagger") == attention_of(api, TEXT, "/models/tagger", None) != answer
-    assert attention_of(api, TEXT, "/models/plain", None) == attention_of(api, TEXT, "/classify", "classifier")
-    assert [ATTENTION] == [path for path in api("GET", "/models/tagger").json()["endpoints"] if path == ATTENTION]
+    assert attention_of(api, TEXT, "/classify", "classifier") == attention_of(api, TEXT, "/models/plain", None)
+    assert [path for path in api("GET", "/models/tagger").json()["endpoints"] if path == ATTENTION] == [ATTENTION]
     assert ATTENTION not in api("GET", "/models/plain").json()["endpoints"]
 
 
@@ -183,7 +183,7 @@ def test_several_models_with_attention_need_no_default(folder: Path, tmp_path: P
 
     assert "`one`, `two`" in message
     response = call_fresh(tmp_path, "POST", ATTENTION, settings=settings | {"default": {"attention": "two"}}, json={"inputs": TEXT})
-    assert (200, "two") == (response.status_code, response.headers["x-model"])
+    assert (response.status_code, response.headers["x-model"]) == (200, "two")
     with pytest.raises(SettingsError, match=r"`three`.*`attention`"):
         state_of(tmp_path, default={"attention": "three"})
 

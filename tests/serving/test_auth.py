@@ -39,7 +39,7 @@ async def test_health_and_metrics_can_require_the_key(models: Path, options: dic
     async with serving(state_of(models), Authenticator(keys(models.parent, "swordfish"), **options)) as client:
         answers = [await client.get(probe, headers=headers) for probe in ("/health/live", "/metrics") for headers in ({}, KEY)]
     expected = [401, 200, 200, 200] if path == "/health/live" else [200, 200, 401, 200]
-    assert expected == [answer.status_code for answer in answers]
+    assert [answer.status_code for answer in answers] == expected
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, aut
     message = error_of(response, 401, "unauthorized")
     assert words in message
     assert "swordfish" not in message
-    assert "Bearer" == response.headers["www-authenticate"]
+    assert response.headers["www-authenticate"] == "Bearer"
 
 
 async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
@@ -64,7 +64,7 @@ async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
             await client.post("/classify", json={"inputs": "good"}, headers=headers)
         page = (await client.get("/metrics")).text
     counts = re.findall(r'bertserve_key_requests_total{key="(.+)",status="(.+)"} (.+)', page)
-    assert [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")] == sorted(counts)
+    assert sorted(counts) == [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")]
 
 
 async def test_a_key_with_too_many_open_requests_is_refused_and_other_keys_are_not(models: Path) -> None:
@@ -79,11 +79,11 @@ async def test_a_key_with_too_many_open_requests_is_refused_and_other_keys_are_n
         await until(lambda: len(service.scheduler.queue.requests) == 4)
         refusal = await client.post("/classify", headers=KEY, **body)
         error_of(refusal, 429, "overloaded")
-        assert "1" == refusal.headers["retry-after"]
+        assert refusal.headers["retry-after"] == "1"
         engine.gate.set()
-        assert [200, 200] == [answer.status_code for answer in await asyncio.gather(*running)]
-        assert 200 == (await client.post("/classify", headers=KEY, **body)).status_code
-        assert 1 == metric((await client.get("/metrics")).text, "key_requests_total", key="line-1", status="429")
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
+        assert (await client.post("/classify", headers=KEY, **body)).status_code == 200
+        assert metric((await client.get("/metrics")).text, "key_requests_total", key="line-1", status="429") == 1
 
 
 async def test_a_key_without_admin_rights_has_its_name_in_log_and_metrics(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -93,24 +93,24 @@ async def test_a_key_without_admin_rights_has_its_name_in_log_and_metrics(models
     async with serving(state_of(models, access_log=True), auth=auth) as client:
         answer = await client.post("/models/tiny/load", headers=KEY)
         page = (await client.get("/metrics")).text
-    assert 403 == answer.status_code
-    assert 1 == metric(page, "key_requests_total", key="default", status="403")
+    assert answer.status_code == 403
+    assert metric(page, "key_requests_total", key="default", status="403") == 1
     lines = [vars(record) for record in caplog.records if record.name == "bertserve.access"]
-    assert [("default", 403)] == [(line["key"], line["status"]) for line in lines]
+    assert [(line["key"], line["status"]) for line in lines] == [("default", 403)]
 
 
 def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
     key, line = new_key("alice")
     auth = Authenticator(keys(tmp_path, line))
     assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"
-    assert ["alice", None, None, None] == [key_name(auth, secret) for secret in (key.encode(), line.encode(), b"", b"alice")]
+    assert [key_name(auth, secret) for secret in (key.encode(), line.encode(), b"", b"alice")] == ["alice", None, None, None]
 
 
 def test_each_line_is_one_key(tmp_path: Path) -> None:
     """Only a newline ends a line."""
     (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
     auth = Authenticator(tmp_path / "keys")
-    assert ["line-2", "line-5", None, None] == [key_name(auth, secret) for secret in (b"one", b"two", b"three", b"one\r\n\r\n two")]
+    assert [key_name(auth, secret) for secret in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
     for character in ("\u2028", "\u0085", "\x0c"):
         assert key_name(Authenticator(keys(tmp_path, f"# made by{character}alice", "one")), b"alice") is None
 
@@ -138,10 +138,10 @@ def test_keys_are_reloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     auth = Authenticator(keys(tmp_path, "one"))
     (tmp_path / "keys").write_text("two")
     auth.reload()
-    assert [None, "default"] == [key_name(auth, b"one"), key_name(auth, b"two")]
+    assert [key_name(auth, b"one"), key_name(auth, b"two")] == [None, "default"]
     (tmp_path / "keys").write_text("not a key")
     auth.reload()
-    assert "default" == key_name(auth, b"two")
+    assert key_name(auth, b"two") == "default"
     assert "line 1" in caplog.text
 
 
@@ -154,7 +154,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     auth = Authenticator(pipe)
     writer.join(20)
     auth.reload()
-    assert "default" == key_name(auth, b"one")
+    assert key_name(auth, b"one") == "default"
 
 
 async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -> None:
@@ -179,7 +179,7 @@ async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -
     async with serving(state):
         await Application(replace(state, auth=auth))(scope, receive, send)
     first, second, third = answers
-    assert [list, list, "unauthorized"] == [type(first), type(second), third["error_type"]]
+    assert [type(first), type(second), third["error_type"]] == [list, list, "unauthorized"]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\nb"])
@@ -190,11 +190,11 @@ def test_an_invalid_key_name_is_refused(name: str) -> None:
 
 def test_new_key_prints_only_the_line_of_the_key_file_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-serve new-key alice >> keys.txt` adds only the line for the file: the command writes the key to stderr."""
-    assert 0 == cli.main(["new-key", "alice"])
+    assert cli.main(["new-key", "alice"]) == 0
     output = capsys.readouterr()
     auth = Authenticator(keys(tmp_path, output.out.strip()))
 
-    assert "alice" == key_name(auth, output.err.split()[-1].encode())
+    assert key_name(auth, output.err.split()[-1].encode()) == "alice"
 
 
 async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -202,8 +202,8 @@ async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) ->
     log = ErrorLog()
     for error in [NotFoundError("no."), UnavailableError("stopping."), ValueError("bug")] * 60:
         log.write(error, {"request_id": "1", "method": "POST", "path": "/classify"})
-    assert {404: MAX_LINES, 503: MAX_LINES, 500: 60} == Counter(vars(record)["status"] for record in caplog.records)
+    assert Counter(vars(record)["status"] for record in caplog.records) == {404: MAX_LINES, 503: MAX_LINES, 500: 60}
     caplog.clear()
     await asyncio.sleep(LOG_INTERVAL_S + 0.1)
     more = f"{60 - MAX_LINES} more within 1 s"
-    assert [f"404 not_found: {more}", f"503 unavailable: {more}"] == caplog.messages
+    assert caplog.messages == [f"404 not_found: {more}", f"503 unavailable: {more}"]

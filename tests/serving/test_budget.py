@@ -50,20 +50,20 @@ def too_large(api: Send, path: str, **body: Any) -> str:
 )
 def test_the_bytes_of_every_response_are_limited(api: Send, limit_bytes: Any, path: str, body: dict[str, Any]) -> None:
     whole = post(api, body, path=path)
-    assert 200 == whole.status_code, whole.text
+    assert whole.status_code == 200, whole.text
     limit_bytes(len(whole.content) // 2)
     response = post(api, body, path=path)
-    assert (413, "too_large") == (response.status_code, response.json()["error_type"])
+    assert (response.status_code, response.json()["error_type"]) == (413, "too_large")
     assert f"bytes and {len(whole.content) // 2} " in response.text
     limit_bytes(4 * len(whole.content))
-    assert 200 == post(api, body, path=path).status_code
+    assert post(api, body, path=path).status_code == 200
 
 
 def test_answers_count_with_their_own_length(api: Send, limit_bytes: Any) -> None:
     """Many short answers of a long passage are accepted. As many long answers of the same passage are refused."""
     limit_bytes(2**16)
     passage = {"question": "good", "context": " ".join(f"{i:03}" * 60 for i in range(100))}
-    assert 50 == len(result_of(api, "/answer", passage, top_k=50, max_answer_len=1))
+    assert len(result_of(api, "/answer", passage, top_k=50, max_answer_len=1)) == 50
     assert "bytes and 65536 " in too_large(api, "/answer", inputs=passage, parameters={"top_k": 50, "max_answer_len": 20})
 
 
@@ -80,14 +80,14 @@ def test_the_work_of_decoding_has_a_limit(
     api: Send, path: str, limit_us: int, inputs: Any, accepted: dict[str, Any], refused: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", limit_us)
-    assert 200 == post(api, {"inputs": inputs, "parameters": accepted}, path=path).status_code
+    assert post(api, {"inputs": inputs, "parameters": accepted}, path=path).status_code == 200
     assert "`max_answer_len`" in too_large(api, path, inputs=inputs, parameters=refused)
 
 
 def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_TOKENIZED_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
-    assert 2 == len(result_of(api, "/choose", few))
+    assert len(result_of(api, "/choose", few)) == 2
     assert "1340 characters" in error_of(post(api, {"inputs": many}, path="/choose"), 413, "too_large")
 
 

@@ -78,7 +78,7 @@ def test_bundles_are_found_in_order_of_their_names(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "README.md").write_text("")
 
-    assert ["a", "b"] == [path.name for path in files.find_bundles([tmp_path])]
+    assert [path.name for path in files.find_bundles([tmp_path])] == ["a", "b"]
 
 
 def test_one_bundle_is_found_by_its_name(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +89,10 @@ def test_one_bundle_is_found_by_its_name(models: Path, tmp_path: Path, monkeypat
     (other / "second").mkdir(parents=True)
     folders = [tmp_path / "none", other, models]
     paths = [files.find_bundle(folders, name) for name in ("tiny", "second", "third", ".hidden", "models")]
-    assert [models / "tiny", other / "second", None, None, None] == paths
-    assert models / "tiny" == files.find_bundle([other, models / "tiny"], "tiny")
+    assert paths == [models / "tiny", other / "second", None, None, None]
+    assert files.find_bundle([other, models / "tiny"], "tiny") == models / "tiny"
     monkeypatch.chdir(models / "tiny")
-    assert models / "tiny" == files.find_bundle([Path()], "tiny")
+    assert files.find_bundle([Path()], "tiny") == models / "tiny"
 
 
 GRAPH, DATA = "model.cpu.fp32.onnx", "weights.data"
@@ -114,7 +114,7 @@ def move_weights(path: Path, location: str = DATA, *, is_listed: bool = True, ou
 def test_a_listed_file_is_loaded(models: Path) -> None:
     whole = post(models, {"inputs": "good"}).json()
     move_weights(models / "tiny")
-    assert whole == post(models, {"inputs": "good"}).json()
+    assert post(models, {"inputs": "good"}).json() == whole
 
 
 def hide_location(path: Path) -> None:
@@ -240,13 +240,15 @@ async def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCap
     async with serving(state_of(models, skip_broken=True)) as client:
         models_page, metrics = [await client.get(path) for path in ("/models", "/metrics")]
         broken, answer = [await client.post(path, json={"inputs": "good"}) for path in ("/models/altered", "/classify")]
-    assert [("tiny", False), ("altered", True), ("mixed", False)] == [
-        (model["name"], "was altered" in model.get("broken", "")) for model in models_page.json()
+    assert [(model["name"], "was altered" in model.get("broken", "")) for model in models_page.json()] == [
+        ("tiny", False),
+        ("altered", True),
+        ("mixed", False),
     ]
     assert "32 tokens" in models_page.json()[2]["broken"]
     assert 'bertserve_broken_models{model="altered"} 1.0' in metrics.text
     assert "`altered`" in error_of(broken, 404, "not_found")
-    assert 200 == answer.status_code
+    assert answer.status_code == 200
     assert "`altered`" in caplog.text
 
 
@@ -260,7 +262,7 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     tiny.bundle(first, "b")
     tiny.bundle(second, "a")
-    assert ["a", "b"] == list(state_of(f"{first},{second}", allow_implicit_default=True).registry.models)
+    assert list(state_of(f"{first},{second}", allow_implicit_default=True).registry.models) == ["a", "b"]
     tiny.bundle(second, "b")
     with pytest.raises(BundleError, match="`b`"):
         state_of((first, second))
@@ -276,4 +278,4 @@ def test_models_are_loaded_in_parallel(tmp_path: Path, monkeypatch: pytest.Monke
         return real(path, **options)
 
     monkeypatch.setattr(loading, "load_model", load)
-    assert ["a", "b", "c", "d"] == list(state_of(tmp_path, threads=2, allow_implicit_default=True).registry.models)
+    assert list(state_of(tmp_path, threads=2, allow_implicit_default=True).registry.models) == ["a", "b", "c", "d"]

@@ -105,14 +105,14 @@ def raw(url: str, method: str, arguments: dict[str, Any], parameters: dict[str, 
     labels = {"candidate_labels": values["candidate_labels"]} if method == "zero_shot_classification" else {}
     body = {"inputs": inputs, "parameters": parameters | labels}
     response = httpx.post(f"{url}/{METHODS[method][0]}", json=body, headers=HEADERS, timeout=30, trust_env=False)
-    assert 200 == response.status_code, response.text
+    assert response.status_code == 200, response.text
     return response.json()[0] if method == "text_classification" else response.json()
 
 
 def plain(output: Any) -> Any:
     """Returns a result of the client as JSON values, without the fields that the client sets to None."""
     if isinstance(output, np.ndarray):
-        assert np.float32 == output.dtype
+        assert output.dtype == np.float32
         return output.tolist()
     if isinstance(output, list):
         return [plain(item) for item in output]
@@ -133,7 +133,7 @@ def test_the_path_of_a_model_can_be_the_base_url(url: str, method: str) -> None:
         assert_same(expected, plain(call(InferenceClient(token=KEY), method, {}, {}, model=f"{url}/{base}")), tolerance=1e-4)
         assert_same(expected, plain(call(InferenceClient(base_url=f"{url}/{base}", api_key=KEY), method, {}, {})), tolerance=1e-4)
         client = InferenceClient(model=f"{url}/{base}", provider="hf-inference", token=KEY)
-        assert model == client.get_endpoint_info()["name"]
+        assert client.get_endpoint_info()["name"] == model
         assert client.health_check() is True
 
 
@@ -155,7 +155,7 @@ def test_the_client_shows_the_error_of_the_service(
     client = InferenceClient(model=f"{url}/{base or METHODS[method][0]}", token=KEY, headers={"x-request-id": "my-request"})
     with pytest.raises(HfHubHTTPError) as error:
         call(client, method, arguments, parameters)
-    assert status == error.value.response.status_code
+    assert error.value.response.status_code == status
     assert value in str(error.value)
     assert "my-request" in str(error.value)
 
@@ -166,4 +166,4 @@ def test_the_client_logs_the_warning_of_the_service(url: str, caplog: pytest.Log
     caplog.set_level(logging.WARNING, logger="huggingface_hub")
     call(client_of(url, "token_classification"), "token_classification", {"text": LONG}, {})
     call(client_of(url, "text_classification"), "text_classification", {"text": LONG}, {})
-    assert ["512"] == re.findall(r"\d+", " ".join(caplog.messages))
+    assert re.findall(r"\d+", " ".join(caplog.messages)) == ["512"]

@@ -30,9 +30,9 @@ def free_port(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def failure(capsys: pytest.CaptureFixture[str], code: int, *argv: str) -> str:
     """Runs a command that must fail with an exit code and one line on stderr; returns that line."""
-    assert code == main(list(argv))
+    assert main(list(argv)) == code
     lines = capsys.readouterr().err.splitlines()
-    assert 1 == len(lines)
+    assert len(lines) == 1
     assert lines[0].startswith("bert-serve: ")
     return lines[0]
 
@@ -52,7 +52,7 @@ def test_a_model_that_cannot_be_loaded_stops_the_start(
     (tmp_path / "empty").mkdir()
     flags, words = ([word.replace("EMPTY", str(tmp_path / "empty")) for word in group] for group in (flags, words))
     message = failure(capsys, 1, "serve", "--port", "0", *([] if "--models" in flags else ["--models", str(models)]), *flags)
-    assert [] == [word for word in words if word not in message]
+    assert [word for word in words if word not in message] == []
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_model_that_cannot_be_loaded_stops_the_start(
 def test_an_invalid_setting_is_a_usage_error(models: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("serve", "check"):
         message = failure(capsys, 2, command, "--models", str(models), *flags)
-        assert [] == [word for word in words if word not in message]
+        assert [word for word in words if word not in message] == []
 
 
 @pytest.mark.parametrize(
@@ -76,18 +76,18 @@ def test_an_invalid_setting_is_a_usage_error(models: Path, flags: list[str], wor
 )
 def test_a_public_address_without_a_key_causes_a_warning(tmp_path: Path, host: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     main(["serve", "--port", "0", "--models", str(tmp_path), "--host", host])
-    assert warns == (f"LISTENING ON {host} " in caplog.text)
+    assert (f"LISTENING ON {host} " in caplog.text) == warns
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     caplog.clear()
     (tmp_path / "key").write_text("swordfish\n")
     main(["serve", "--port", "0", "--models", str(tmp_path), "--host", host, "--api-key-file", str(tmp_path / "key")])
-    assert "" == caplog.text
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(("command", "host"), [("serve", "2001:db8::1"), ("health", "::1")])
 def test_an_error_has_an_ipv6_address_in_brackets(command: str, host: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`serve` cannot bind an address of the documentation's network, and nothing listens on port 1. Both commands take the same flags."""
-    assert 1 == main([command, "--host", host, "--port", "1", "--models", "models"])
+    assert main([command, "--host", host, "--port", "1", "--models", "models"]) == 1
     assert f"[{host}]:1 (" in capsys.readouterr().err
 
 
@@ -98,24 +98,24 @@ def test_check_fails_a_model_that_returns_another_result(models: Path, tmp_path:
     for name, difference_ in (("b", 9e-5), ("a", 2e-4)):
         result[0][0]["score"] = score + difference_
         tiny.bundle(tmp_path / name, name, example={"request": REQUEST, "result": result})
-    assert 0 == main(["check", "--models", str(tmp_path / "b")])
-    assert "b: text-classification, cpu/fp32: ok\n" == capsys.readouterr().out
-    assert 1 == main(["check", "--models", f"{tmp_path}/a,{tmp_path}/b", "--allow-implicit-default"])
+    assert main(["check", "--models", str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out == "b: text-classification, cpu/fp32: ok\n"
+    assert main(["check", "--models", f"{tmp_path}/a,{tmp_path}/b", "--allow-implicit-default"]) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("a: text-classification, cpu/fp32: FAILED: score: ")
-    assert "b: text-classification, cpu/fp32: ok" == second
+    assert second == "b: text-classification, cpu/fp32: ok"
 
 
 def test_check_runs_an_example_that_exceeds_the_limits_of_requests(models: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stored"
     tiny.bundle(folder, example={"request": REQUEST, "result": result_of(models, "/classify", REQUEST["inputs"], top_k=2)})
-    assert 0 == main(["check", "--models", str(folder), "--max-chars", "1", "--max-inputs", "1"])
+    assert main(["check", "--models", str(folder), "--max-chars", "1", "--max-inputs", "1"]) == 0
 
 
 @pytest.mark.parametrize("example", [{"request": {}, "result": []}, {"request": {"inputs": "good", "parameters": {"x": 1}}, "result": []}])
 def test_check_fails_an_example_with_an_invalid_request(tmp_path: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.bundle(tmp_path, "a", example=example)
-    assert 1 == main(["check", "--models", str(tmp_path)])
+    assert main(["check", "--models", str(tmp_path)]) == 1
     output = capsys.readouterr()
     assert "a: text-classification, cpu/fp32: FAILED: " in output.out + output.err
 
@@ -139,14 +139,14 @@ def test_check_allows_the_larger_tolerance_of_a_graph_and_of_the_graph_that_gave
     [fp32] = load_bundle(tiny.bundle(tmp_path)).manifest.graphs
     fp16 = fp32.model_copy(update={"provider": "cuda", "precision": "fp16"})
     int8 = fp32.model_copy(update={"precision": "int8", "default": False})
-    assert [1e-4, 1e-2, 0.05] == [example_tolerance(graph, [fp16, fp32, int8]) for graph in (fp32, fp16, int8)]
-    assert 1e-2 == example_tolerance(fp32, [fp16, fp32.model_copy(update={"provider": "tensorrt"})])
+    assert [example_tolerance(graph, [fp16, fp32, int8]) for graph in (fp32, fp16, int8)] == [1e-4, 1e-2, 0.05]
+    assert example_tolerance(fp32, [fp16, fp32.model_copy(update={"provider": "tensorrt"})]) == 1e-2
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
-    assert f"bert-serve {__version__}\n" == capsys.readouterr().out
+    assert capsys.readouterr().out == f"bert-serve {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -165,24 +165,24 @@ def test_a_usage_error_suggests_a_correction(argv: list[str], word: str, capsys:
     with pytest.raises(SystemExit) as exit_info:
         sys.exit(main(argv))
     error = capsys.readouterr().err
-    assert 2 == exit_info.value.code
+    assert exit_info.value.code == 2
     assert word in error
-    assert 1 == error.count("\n")
+    assert error.count("\n") == 1
 
 
 def listing_of(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
-    assert code == main(["models", *argv])
+    assert main(["models", *argv]) == code
     return capsys.readouterr().out
 
 
 def test_each_model_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     header, *lines = listing_of(capsys, "--models", "models").splitlines()
 
-    assert ["embed", "fill-mask", "ner", "nli", "qa", "rerank", "sentiment"] == [line.split()[0] for line in lines]
-    assert ["text-classification", "negative,", "positive", "23.4"] == lines[6].split()[1:5]
+    assert [line.split()[0] for line in lines] == ["embed", "fill-mask", "ner", "nli", "qa", "rerank", "sentiment"]
+    assert lines[6].split()[1:5] == ["text-classification", "negative,", "positive", "23.4"]
     assert "cpu/int8* 100.0% of 269" in lines[6]
     assert lines[6].endswith("models/sentiment/README.md")
-    assert {header.index("card")} == {line.index("models/") for line in lines}
+    assert {line.index("models/") for line in lines} == {header.index("card")}
 
 
 def test_json_has_all_fields(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +190,7 @@ def test_json_has_all_fields(models: Path, capsys: pytest.CaptureFixture[str]) -
     folder = models / "tiny"
     [graph] = model.pop("graphs")
 
-    assert {
+    assert model == {
         "name": "tiny",
         "path": str(folder),
         "task": "text-classification",
@@ -198,15 +198,15 @@ def test_json_has_all_fields(models: Path, capsys: pytest.CaptureFixture[str]) -
         "size_bytes": sum(path.stat().st_size for path in folder.iterdir()),
         "source": {"checkpoint": "tiny", "revision": None, "commit": None},
         "card": None,
-    } == model
-    assert ("cpu", "fp32", True, 0, None) == tuple(graph[name] for name in ("provider", "precision", "default", "samples", "agreement"))
+    }
+    assert tuple(graph[name] for name in ("provider", "precision", "default", "samples", "agreement")) == ("cpu", "fp32", True, 0, None)
 
 
 def test_an_unreadable_bundle_is_reported(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (models / "broken").mkdir()
     lines = listing_of(capsys, "--models", str(models), code=1).splitlines()
 
-    assert 3 == len(lines)
+    assert len(lines) == 3
     assert lines[2].startswith(f"broken: `{models}/broken`")
     assert "error" in json.loads(listing_of(capsys, "--models", str(models), "--json", code=1))[0]
     (models / "tiny/model.cpu.fp32.onnx").unlink()
@@ -214,9 +214,9 @@ def test_an_unreadable_bundle_is_reported(models: Path, capsys: pytest.CaptureFi
 
 
 def test_listing_exports_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 1 == main(["models", "--model", "org/model", "--cache-dir", str(tmp_path)])
+    assert main(["models", "--model", "org/model", "--cache-dir", str(tmp_path)]) == 1
     assert "`bert-serve serve --model org/model`" in capsys.readouterr().err
-    assert [] == list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_closed_output_pipe_causes_no_traceback() -> None:
@@ -228,4 +228,4 @@ def test_a_closed_output_pipe_causes_no_traceback() -> None:
     )
     os.close(write)
 
-    assert (1, b"") == (process.returncode, process.stderr)
+    assert (process.returncode, process.stderr) == (1, b"")

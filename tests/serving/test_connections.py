@@ -41,11 +41,13 @@ def assert_refused(response: bytes, status: int, error_type: str) -> None:
     headers = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:])
     error = json.loads(body)
     assert head.startswith(b"HTTP/1.1 %d " % status), response
-    assert ("close", "application/json", str(len(body))) == tuple(
-        headers[name] for name in ("connection", "content-type", "content-length")
+    assert tuple(headers[name] for name in ("connection", "content-type", "content-length")) == (
+        "close",
+        "application/json",
+        str(len(body)),
     )
-    assert (error_type, headers["x-request-id"]) == (error["error_type"], error["request_id"])
-    assert ["error", "error_type", "request_id"] == sorted(error)
+    assert (error["error_type"], error["request_id"]) == (error_type, headers["x-request-id"])
+    assert sorted(error) == ["error", "error_type", "request_id"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ async def test_a_refused_connection_has_no_timer() -> None:
     async with listening(echo, header_timeout_s=0.5) as server, client(server, b"NONSENSE\r\n\r\n") as (reader, _):
         assert_refused(await everything(reader), 400, "malformed")
         await asyncio.sleep(0.6)
-    assert [] == failures
+    assert failures == []
 
 
 async def test_a_head_that_arrives_slowly_gets_no_more_time() -> None:
@@ -142,7 +144,7 @@ async def test_trailers_are_not_headers() -> None:
         await reader.readuntil(b"ok")
         writer.write(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
         await reader.readuntil(b"ok")
-    assert [[(b"host", b"test"), (b"transfer-encoding", b"chunked")], [(b"connection", b"close")]] == headers_of_requests
+    assert headers_of_requests == [[(b"host", b"test"), (b"transfer-encoding", b"chunked")], [(b"connection", b"close")]]
 
 
 async def test_chunks_can_have_as_much_framing_as_data() -> None:
@@ -154,7 +156,7 @@ async def test_chunks_can_have_as_much_framing_as_data() -> None:
 async def test_an_expected_continue_is_sent_when_the_body_is_read() -> None:
     head = b"POST / HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2\r\nconnection: close\r\n\r\n"
     async with listening(echo) as server, client(server, head) as (reader, writer):
-        assert b"HTTP/1.1 100 Continue\r\n\r\n" == await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"{}")
         assert (await everything(reader)).endswith(b"\r\n\r\n/ {}\n")
 
@@ -174,7 +176,7 @@ async def test_a_body_that_is_no_longer_valid_during_its_answer_ends_the_connect
     async with listening(app) as server, client(server, CHUNKED) as (reader, writer):
         await reader.readuntil(b"first")
         writer.write(b"nonsense\r\n")
-        assert b"\r\n" == await everything(reader)
+        assert await everything(reader) == b"\r\n"
         await disconnect.wait()
 
 
@@ -184,7 +186,7 @@ async def test_an_early_response_is_not_lost_if_the_connection_then_closes(versi
     head = b"POST / %s\r\ncontent-length: 4000000\r\n\r\n" % version
     async with listening(refuse) as server, client(server, head) as (reader, writer):
         await reader.readuntil(b"no")
-        assert b"" == await reader.read()
+        assert await reader.read() == b""
         for _ in range(40):
             writer.write(b"x" * 100_000)
             await writer.drain()
@@ -236,7 +238,7 @@ async def test_each_head_has_its_own_time() -> None:
         half[1].write(GET[:20])
         await idle[0].readuntil(b"/ \n")
         assert_refused(await everything(half[0]), 408, "too_slow")
-        assert b"" == await everything(idle[0])
+        assert await everything(idle[0]) == b""
         idle[1].close()
         await until(lambda: not server.connections)
 
@@ -254,7 +256,7 @@ async def test_shutdown_answers_what_has_arrived() -> None:
             connection.shutdown()
         writer.write(GET[9:])
         assert_refused(await everything(body), 503, "unavailable")
-        assert b"" == await everything(head)
+        assert await everything(head) == b""
         assert (await everything(late)).endswith(b"/ \n")
 
 
@@ -299,7 +301,7 @@ async def test_requests_of_all_kinds_are_answered_on_one_connection(size: int) -
                     await asyncio.sleep(0)
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 OK\r\n")
-            assert expected == await reader.readexactly(len(expected))
+            assert await reader.readexactly(len(expected)) == expected
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
@@ -321,5 +323,5 @@ async def test_only_the_first_of_several_requests_is_answered(request_: bytes, b
             await asyncio.sleep(0.01)
         answers.set()
         response = await everything(reader)
-    assert 1 == response.count(b"HTTP/1.1 ")
+    assert response.count(b"HTTP/1.1 ") == 1
     assert response.endswith(b"\r\n\r\n" + REQUESTS[request_])

@@ -270,7 +270,7 @@ def bench_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ben
     with running(ROOT / "models", folder / "log", *flags, program=program) as server:
         bench = Bench(server)
         for path, body in bench.bodies * 2:
-            assert 200 == bench.post(path, body), path
+            assert bench.post(path, body) == 200, path
         bench.memory = bench.peak()
         yield bench
 
@@ -278,8 +278,8 @@ def bench_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ben
 @pytest.mark.parametrize("spec", TASKS.values(), ids=TASKS)
 def test_every_field_has_a_case(spec: TaskSpec) -> None:
     fields = fields_of(spec)
-    assert [] == [name for name, schema in fields.items() if not CASES.get((spec.name, name)) and not values_of(schema)]
-    assert [] == [name for task, name in [*CASES, *WITH] if task == spec.name and name not in fields]
+    assert [name for name, schema in fields.items() if not CASES.get((spec.name, name)) and not values_of(schema)] == []
+    assert [name for task, name in [*CASES, *WITH] if task == spec.name and name not in fields] == []
 
 
 @pytest.mark.parametrize("case", list(cases()))

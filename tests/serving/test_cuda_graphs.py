@@ -92,10 +92,10 @@ def test_bound_runs_give_the_same_bits(tmp_path: Path, sessions: Sessions, threa
     sessions.plain.clear()
     actual = [thread(engine.run, batch) for batch in batches]
 
-    assert [] == sessions.plain
+    assert sessions.plain == []
     for rows, others in zip(expected, actual, strict=True):
         for row, other in zip(rows, others, strict=True):
-            assert row.keys() == other.keys()
+            assert other.keys() == row.keys()
             assert all(value.tobytes() == other[name].tobytes() for name, value in row.items())
 
 
@@ -108,10 +108,10 @@ def test_a_run_with_other_outputs_is_not_replayed(tmp_path: Path, sessions: Sess
     sessions.plain.clear()
     needs_less = [replace(text, small_outputs=True) for text in texts(2, 8)]
 
-    assert [{small.name}] * 2 == [set(row) for row in thread(engine.run, needs_less)]
-    assert [] == sessions.plain
-    assert [{whole.name}] * 2 == [set(row) for row in thread(engine.run, [needs_less[0], *texts(1, 8)])]
-    assert [0] == sessions.plain
+    assert [set(row) for row in thread(engine.run, needs_less)] == [{small.name}] * 2
+    assert sessions.plain == []
+    assert [set(row) for row in thread(engine.run, [needs_less[0], *texts(1, 8)])] == [{whole.name}] * 2
+    assert sessions.plain == [0]
 
 
 def test_each_thread_has_a_session_and_the_others_share_one(tmp_path: Path, sessions: Sessions, thread: Any) -> None:
@@ -121,26 +121,26 @@ def test_each_thread_has_a_session_and_the_others_share_one(tmp_path: Path, sess
         threads = (thread, lambda *arguments: pool.submit(*arguments).result())
         for call in threads:
             call(engine.warm_up, 2, 8)
-        assert [(2, False), (2, True), (2, True)] == [(gpu.device_id, gpu.cuda_graphs) for gpu in sessions.options]
+        assert [(gpu.device_id, gpu.cuda_graphs) for gpu in sessions.options] == [(2, False), (2, True), (2, True)]
         sessions.plain.clear()
         for call in threads:
             call(engine.run, texts(2, 8))
-            assert [] == sessions.plain
+            assert sessions.plain == []
             call(engine.run, texts(1, 8))  # not captured
             call(engine.run, texts(1, 8))
-            assert [0, 0] == sessions.plain
+            assert sessions.plain == [0, 0]
             sessions.plain.clear()
     engine.run(texts(2, 8))
-    assert [0] == sessions.plain
+    assert sessions.plain == [0]
 
 
 def test_the_sessions_of_threads_end_with_their_engine(tmp_path: Path, sessions: Sessions, thread: Any) -> None:
     engine = engine_of(tiny.bundle(tmp_path))
     thread(engine.warm_up, 2, 8)
-    assert [True, True] == [session() is not None for session in sessions.references]
+    assert [session() is not None for session in sessions.references] == [True, True]
     del engine
     thread(gc.collect)  # the thread lives, as after a reload
-    assert [False, False] == [session() is not None for session in sessions.references]
+    assert [session() is not None for session in sessions.references] == [False, False]
 
 
 @pytest.mark.parametrize("limit", [{"MAX_TOKENS": 15}, {"MAX_RUNS": 0}, {"MAX_OUTPUT_BYTES": 1}])
@@ -153,7 +153,7 @@ def test_large_runs_and_those_beyond_a_limit_use_the_shared_session(
     thread(engine.warm_up, 2, 8)
     sessions.plain.clear()
     thread(engine.run, texts(2, 8))
-    assert [0] == sessions.plain
+    assert sessions.plain == [0]
 
 
 @pytest.mark.parametrize("reason", ["fp32", "attention"])
@@ -162,7 +162,7 @@ def test_other_graphs_are_not_captured(tmp_path: Path, sessions: Sessions, threa
         tiny.bundle(tmp_path, **({"attention_heads": (2,)} if reason == "attention" else {})), reason if reason == "fp32" else "fp16"
     )
     thread(engine.warm_up, 2, 8)
-    assert 1 == len(sessions.references)
+    assert len(sessions.references) == 1
 
 
 def test_without_a_session_for_captures_a_model_still_answers(
@@ -179,7 +179,7 @@ def test_without_a_session_for_captures_a_model_still_answers(
     engine = engine_of(tiny.bundle(tmp_path))
     for shape in PLAN.all_shapes:
         thread(engine.warm_up, *shape)
-    assert 2 == len(thread(engine.run, texts(2, 8)))
+    assert len(thread(engine.run, texts(2, 8))) == 2
     [line] = caplog.messages
     assert "all nodes must be on CUDA." in line
 
@@ -203,10 +203,10 @@ class FakeSession:
         return self
 
     def bind_ortvalue_input(self, name: str, value: Any) -> None:
-        assert ("input_ids", "tensor(int64)") == (name, value.data_type())
+        assert (name, value.data_type()) == ("input_ids", "tensor(int64)")
 
     def bind_ortvalue_output(self, name: str, value: Any) -> None:
-        assert ("logits", "tensor(float16)") == (name, value.data_type())
+        assert (name, value.data_type()) == ("logits", "tensor(float16)")
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         assert binding is self
@@ -229,8 +229,8 @@ def test_each_captured_run_has_its_own_id() -> None:
             graphs.run(["logits"], feed(*shape))
     for shape in ((2, 8), (4, 8), (2, 8), (1, 8)):
         graphs.run(["logits"], feed(*shape))
-    assert ["plain", "plain"] == shared.ids
-    assert ["-1", "1", "1", "-1", "2", "2", "2", "1", "2"] == own.ids
+    assert shared.ids == ["plain", "plain"]
+    assert own.ids == ["-1", "1", "1", "-1", "2", "2", "2", "1", "2"]
 
 
 def test_a_capture_runs_alone() -> None:
@@ -251,7 +251,7 @@ def test_a_capture_runs_alone() -> None:
         own.gate.set()
         capturing.result(20)
         running.result(20)
-    assert ["plain"] == other.ids
+    assert other.ids == ["plain"]
 
 
 def test_a_run_that_hangs_stops_only_the_captures(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -273,7 +273,7 @@ def test_a_run_that_hangs_stops_only_the_captures(monkeypatch: pytest.MonkeyPatc
         finally:
             last.gate.set()
         hangs.result(20)
-    assert ["plain", "plain"] == shared.ids
+    assert shared.ids == ["plain", "plain"]
     [line] = caplog.messages
     assert "0.1 s" in line
 

@@ -52,11 +52,11 @@ def test_scores_are_calibrated_and_their_order_stays(raw: Path, calibrated: Path
     for window in (None, "mean", "max"):
         body = {"inputs": inputs, "parameters": {"window": window}}
         before, after = result(raw, "/models/classifier", **body), result(calibrated, "/models/classifier", **body)
-        assert before == result(calibrated, "/models/classifier", inputs=inputs, parameters={"window": window, "calibrated": False})
+        assert result(calibrated, "/models/classifier", inputs=inputs, parameters={"window": window, "calibrated": False}) == before
         for old, new in zip(before, after, strict=True):
-            assert [item["label"] for item in old] == [item["label"] for item in new]
+            assert [item["label"] for item in new] == [item["label"] for item in old]
             powers = np.array([item["score"] for item in old]) ** 0.5  # a temperature of 2
-            assert [item["score"] for item in new] == pytest.approx((powers / powers.sum()).tolist(), abs=1e-6)
+            assert pytest.approx((powers / powers.sum()).tolist(), abs=1e-6) == [item["score"] for item in new]
 
 
 def test_rounding_does_not_change_the_order(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_rounding_does_not_change_the_order(tmp_path: Path) -> None:
     path = tiny.bundle(tmp_path, labels=("a", "b", "c", "d", "e"), seed=3)
     tiny.calibrate(path, scale=[2000.0])
     answer = result_of(tmp_path, "/classify", TEXTS)
-    assert [list(scores_of(item)) for item in result_of(tmp_path, "/classify", TEXTS, calibrated=False)] == [
-        list(scores_of(item)) for item in answer
+    assert [list(scores_of(item)) for item in answer] == [
+        list(scores_of(item)) for item in result_of(tmp_path, "/classify", TEXTS, calibrated=False)
     ]
     assert all(item[-1]["score"] == item[-2]["score"] == 0 for item in answer)
 
@@ -74,13 +74,13 @@ def test_an_explanation_is_about_the_calibrated_score(calibrated: Path) -> None:
     [[best, *_]] = result(calibrated, "/models/classifier", inputs="good film", parameters={"explain": True})
     [[without, *others]] = result(calibrated, "/models/classifier", inputs="good")
     score = scores_of([without, *others])[best["label"]]
-    assert best["explanation"][1]["importance"] == pytest.approx(best["score"] - score, abs=1e-6)
+    assert pytest.approx(best["score"] - score, abs=1e-6) == best["explanation"][1]["importance"]
 
 
 def test_other_scores_are_not_calibrated(raw: Path, calibrated: Path) -> None:
     for function in ("none", "sigmoid", "softmax"):
         body = {"inputs": TEXTS, "parameters": {"function_to_apply": function}}
-        assert result(raw, "/models/classifier", **body) == result(calibrated, "/models/classifier", **body)
+        assert result(calibrated, "/models/classifier", **body) == result(raw, "/models/classifier", **body)
 
 
 @pytest.mark.parametrize(
@@ -138,18 +138,18 @@ def test_logits_and_sums_can_have_any_threshold(raw: Path, path: str, body: dict
 def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
     for parameters in ({"calibrated": False}, {"function_to_apply": "sigmoid"}):
         body = {"inputs": "good", "parameters": parameters | {"decide": True}}
-        assert 422 == post(calibrated, body, path="/models/classifier").status_code
-    assert 422 == post(calibrated, {"inputs": "a", "parameters": {"function_to_apply": "none", "calibrated": True}}).status_code
+        assert post(calibrated, body, path="/models/classifier").status_code == 422
+    assert post(calibrated, {"inputs": "a", "parameters": {"function_to_apply": "none", "calibrated": True}}).status_code == 422
 
 
 def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) -> None:
     """The threshold of the bundle applies. A threshold in the request replaces them, and a minimum is added."""
     plain = result(calibrated, "/models/classifier", inputs=TEXTS)
     decisions = result(calibrated, "/models/classifier", inputs=TEXTS, parameters={"decide": True})
-    assert plain == [item["scores"] for item in decisions]
-    assert {True, False} == {item["abstained"] for item in decisions}
+    assert [item["scores"] for item in decisions] == plain
+    assert {item["abstained"] for item in decisions} == {True, False}
     for answer, item in zip(plain, decisions, strict=True):
-        assert item["decision"] == (answer[0]["label"] if answer[0]["score"] >= 0.57 else None)
+        assert (answer[0]["label"] if answer[0]["score"] >= 0.57 else None) == item["decision"]
         assert item["abstained"] == (item["decision"] is None) == (item["reason"] is not None)
         assert not item["abstained"] or {f"{answer[0]['score']:g}", "0.57"} <= set(item["reason"].split())
     best = plain[0][0]
@@ -174,7 +174,7 @@ def test_a_reason_distinguishes_a_score_from_a_threshold_close_to_it(raw: Path) 
 def test_a_minimum_keeps_the_thresholds_of_the_bundle(calibrated: Path) -> None:
     plain = {"inputs": TEXTS, "parameters": {"decide": True}}
     low = {"inputs": TEXTS, "parameters": {"decide": True, "min_confidence": 0.0}}
-    assert result(calibrated, "/models/classifier", **plain) == result(calibrated, "/models/classifier", **low)
+    assert result(calibrated, "/models/classifier", **low) == result(calibrated, "/models/classifier", **plain)
     [item] = result(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 0.0})
     assert isinstance(item["decision"], list)
     [item] = result(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 1.0})
@@ -190,15 +190,15 @@ def test_a_label_with_a_threshold_is_chosen_from_it_on(raw: Path) -> None:
         [item] = result(raw, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True, "threshold": threshold})
         return item["decision"]
 
-    assert second["label"] == decision(**{second["label"]: second["score"] - 1e-3})
-    assert best["label"] == decision(**{second["label"]: second["score"] + 1e-3})
+    assert decision(**{second["label"]: second["score"] - 1e-3}) == second["label"]
+    assert decision(**{second["label"]: second["score"] + 1e-3}) == best["label"]
     assert decision(**{best["label"]: best["score"] + 1e-3}) is None
 
 
 def test_coverage_gives_sets_of_labels(calibrated: Path) -> None:
     [answer] = result(calibrated, "/models/nli", inputs=["good"])
     [item] = result(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True})
-    assert item["decision"] == [label["label"] for label in answer if label["score"] >= 0.2]
+    assert [label["label"] for label in answer if label["score"] >= 0.2] == item["decision"]
 
 
 def test_the_threshold_of_a_label_does_not_change_sets(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_threshold_of_a_label_does_not_change_sets(tmp_path: Path) -> None:
     path = tiny.bundle(tmp_path)
     tiny.calibrate(path, {"threshold": 0.0, "aim": "coverage"}, {"threshold": 1.0, "label": "positive"})
     [item] = result_of(tmp_path, "/classify", ["good"], decide=True)
-    assert sorted(tiny.LABELS) == sorted(item["decision"])
+    assert sorted(item["decision"]) == sorted(tiny.LABELS)
 
 
 def test_independent_labels_are_decided_one_by_one(tmp_path: Path) -> None:
@@ -219,18 +219,18 @@ def test_independent_labels_are_decided_one_by_one(tmp_path: Path) -> None:
     odds = np.log(np.array([raw[label] for label in tiny.LABELS])) - np.log1p(-np.array([raw[label] for label in tiny.LABELS]))
     expected = 1 / (1 + np.exp(-(odds * [0.5, 1, 2] + [3, -3, 0])))
     assert scores_of(answer) == pytest.approx(dict(zip(tiny.LABELS, expected.tolist(), strict=True)), abs=1e-5)
-    assert answer == sorted(answer, key=lambda label: -label["score"])
+    assert sorted(answer, key=lambda label: -label["score"]) == answer
     least = {"neutral": 0.9}
-    assert item["decision"] == [label["label"] for label in answer if label["score"] >= least.get(label["label"], 0.5)]
-    assert (1, False) == (len(item["scores"]), item["abstained"])
-    assert [] == result_of(tmp_path, "/classify", "good", decide=True, threshold=1.0)[0]["decision"]
+    assert [label["label"] for label in answer if label["score"] >= least.get(label["label"], 0.5)] == item["decision"]
+    assert (len(item["scores"]), item["abstained"]) == (1, False)
+    assert result_of(tmp_path, "/classify", "good", decide=True, threshold=1.0)[0]["decision"] == []
     assert result_of(tmp_path, "/classify", "good", decide=True, min_confidence=1.0)[0]["decision"] is None
 
 
 def test_entities_below_the_threshold_are_left_out_and_counted(raw: Path, calibrated: Path) -> None:
     text = "the film was good and a book very dull"
     plain, before = result(calibrated, "/ner", inputs=text), result(raw, "/ner", inputs=text)
-    assert [item["word"] for item in plain] == [item["word"] for item in before]
+    assert [item["word"] for item in before] == [item["word"] for item in plain]
     assert [item["score"] for item in plain] < [item["score"] for item in before]
     least = sorted(item["score"] for item in plain)[1]
     entities = [item for item in plain if item["score"] >= least]
@@ -241,7 +241,7 @@ def test_entities_below_the_threshold_are_left_out_and_counted(raw: Path, calibr
         "left_out": len(plain) - len(entities),
     }.items() <= item.items()
     per_label = result(calibrated, "/ner", inputs=[text], parameters={"decide": True, "threshold": {"PER": 1.0}})
-    assert [entity for entity in plain if entity["entity_group"] != "PER"] == per_label[0]["scores"]
+    assert per_label[0]["scores"] == [entity for entity in plain if entity["entity_group"] != "PER"]
     nothing = result(calibrated, "/ner", inputs="", parameters={"decide": True})
     assert {"decision": [], "abstained": False, "left_out": 0}.items() <= nothing.items()
 
@@ -249,7 +249,7 @@ def test_entities_below_the_threshold_are_left_out_and_counted(raw: Path, calibr
 def test_a_minimum_counts_entities_that_are_left_out(calibrated: Path) -> None:
     parameters = {"decide": True, "threshold": 1.0, "min_confidence": 0.99}
     item = result(calibrated, "/ner", inputs="the film was good", parameters=parameters)
-    assert ([], None, True) == (item["scores"], item["decision"], item["abstained"])
+    assert (item["scores"], item["decision"], item["abstained"]) == ([], None, True)
     assert item["left_out"] > 0
     assert "min_confidence" in item["reason"]
 
@@ -265,7 +265,7 @@ def test_thresholds_have_the_names_of_the_strategy(calibrated: Path, strategy: s
         ).status_code
         for name in (known_label, unknown)
     ]
-    assert [200, 422] == statuses
+    assert statuses == [200, 422]
 
 
 def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> None:
@@ -273,26 +273,26 @@ def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> Non
     body = {"inputs": {"question": "good?", "context": LONG}, "parameters": {"top_k": 5, "handle_impossible_answer": True}}
     before, after = result(raw, "/answer", **body), result(calibrated, "/answer", **body)
     scores = [item["score"] for item in after if item["answer"]]  # some are equal apart from rounding, which differs from run to run
-    assert scores == pytest.approx(sorted(scores, reverse=True))
-    assert {item["answer"] for item in before} == {item["answer"] for item in after}
+    assert pytest.approx(sorted(scores, reverse=True)) == scores
+    assert {item["answer"] for item in after} == {item["answer"] for item in before}
     for old, new in ((old, new) for old in before for new in after if old["answer"] == new["answer"]):
-        assert new["score"] == pytest.approx(old["score"] ** 0.5 * (1 if old["answer"] else np.exp(-1)), rel=1e-4)
+        assert pytest.approx(old["score"] ** 0.5 * (1 if old["answer"] else np.exp(-1)), rel=1e-4) == new["score"]
     for threshold, decision in ((0.0, after[0]["answer"]), (1.0, None)):
         item = result(
             calibrated, "/answer", inputs=body["inputs"], parameters=body["parameters"] | {"decide": True, "threshold": threshold}
         )
-        assert decision == item["decision"]
-        assert [answer["score"] for answer in item["scores"]] == pytest.approx([answer["score"] for answer in after])
+        assert item["decision"] == decision
+        assert pytest.approx([answer["score"] for answer in after]) == [answer["score"] for answer in item["scores"]]
 
 
 def test_summed_answers_are_not_calibrated(raw: Path, calibrated: Path) -> None:
     """The calibration is about the best score of an answer."""
     inputs = {"question": "good?", "context": LONG}
     before, after = (result(models, "/answer", inputs=inputs, parameters={"duplicates": "sum"}) for models in (raw, calibrated))
-    assert before == after | {"score": pytest.approx(after["score"], rel=1e-5)}
+    assert after | {"score": pytest.approx(after["score"], rel=1e-5)} == before
     for parameters in ({"calibrated": True}, {"decide": True}):
         response = post(calibrated, {"inputs": inputs, "parameters": {"duplicates": "sum"} | parameters}, path="/answer")
-        assert 422 == response.status_code
+        assert response.status_code == 422
     body = {"inputs": inputs, "parameters": {"duplicates": "sum", "calibrated": True}}
     assert "`duplicates`" in post(calibrated, body, path="/answer").json()["error"]
 
@@ -301,7 +301,7 @@ def test_reranking_does_not_take_the_threshold_of_label_sets(tmp_path: Path) -> 
     path = tiny.bundle(tmp_path, labels=("irrelevant", "relevant"))
     tiny.calibrate(path, {"threshold": 0.01, "aim": "coverage"}, scale=[20.0])
     item = result(tmp_path, "/rerank", query="good film", texts=TEXTS, parameters={"decide": True})
-    assert [entry["index"] for entry in item["scores"] if entry["score"] >= 0.5] == item["decision"]
+    assert item["decision"] == [entry["index"] for entry in item["scores"] if entry["score"] >= 0.5]
     assert any(0.01 <= entry["score"] < 0.5 for entry in item["scores"])
     without_effect = {"decide": True, "threshold": {"irrelevant": 0.5}}
     error_of(post(tmp_path, {"query": "good", "texts": TEXTS, "parameters": without_effect}, path="/rerank"), 422, "invalid_value")
@@ -310,24 +310,24 @@ def test_reranking_does_not_take_the_threshold_of_label_sets(tmp_path: Path) -> 
 def test_reranking_decides_which_texts_are_relevant(raw: Path, calibrated: Path) -> None:
     body = {"query": "good film", "texts": TEXTS}
     before, after = result(raw, "/rerank", **body), result(calibrated, "/rerank", **body)
-    assert [item["index"] for item in before] == [item["index"] for item in after]
+    assert [item["index"] for item in after] == [item["index"] for item in before]
     odds = [np.log(item["score"] / (1 - item["score"])) for item in before]
-    assert [item["score"] for item in after] == pytest.approx([1 / (1 + np.exp(-(0.5 * x + 0.5))) for x in odds], abs=1e-5)
+    assert pytest.approx([1 / (1 + np.exp(-(0.5 * x + 0.5))) for x in odds], abs=1e-5) == [item["score"] for item in after]
     item = result(calibrated, "/rerank", **body, parameters={"decide": True})
-    assert [entry["index"] for entry in after if entry["score"] >= 0.5] == item["decision"]
-    assert before == result(calibrated, "/rerank", **body, parameters={"calibrated": False})
+    assert item["decision"] == [entry["index"] for entry in after if entry["score"] >= 0.5]
+    assert result(calibrated, "/rerank", **body, parameters={"calibrated": False}) == before
     raw_scores = [result(models, "/rerank", **body, raw_scores=True) for models in (raw, calibrated)]
-    assert raw_scores[0] == raw_scores[1]
+    assert raw_scores[1] == raw_scores[0]
 
 
 def test_zero_shot_takes_thresholds_and_is_not_calibrated(raw: Path, calibrated: Path) -> None:
     body = {"inputs": "good", "parameters": {"candidate_labels": ["film", "book"]}}
     [before, after] = [result(models, "/zero-shot", **body) for models in (raw, calibrated)]
-    assert before == after
+    assert after == before
     item = result(calibrated, "/zero-shot", inputs="good", parameters=body["parameters"] | {"decide": True, "threshold": {"film": 0.0}})
-    assert ("film", after) == (item["decision"], item["scores"])
+    assert (item["decision"], item["scores"]) == ("film", after)
     response = post(calibrated, {"inputs": "a", "parameters": body["parameters"] | {"decide": True}}, path="/zero-shot")
-    assert 422 == response.status_code
+    assert response.status_code == 422
     assert "bert-export" not in response.json()["error"]
 
 
@@ -340,9 +340,9 @@ def test_other_formats_keep_their_shape(raw: Path, calibrated: Path) -> None:
         ("/v2/models/classifier/infer", {"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}),
     ):
         before, after = (result(models, path, **body) for models in (raw, calibrated))
-        assert shape(before) == shape(after)
+        assert shape(after) == shape(before)
     infer = {"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}], "parameters": {"decide": True}}
-    assert ["json"] == [output["name"] for output in result(calibrated, "/v2/models/classifier/infer", **infer)["outputs"]]
+    assert [output["name"] for output in result(calibrated, "/v2/models/classifier/infer", **infer)["outputs"]] == ["json"]
 
 
 def shape(value: Any) -> Any:
@@ -367,11 +367,11 @@ def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
     assert metric(page, "scores_total", model="tuned") == metric(page, "predictions_total", model="tuned") == len(TEXTS)
     for edge in range(20):
         expected = sum(edge / 20 <= item["score"] < (edge + 1) / 20 for item in best)
-        assert expected == metric(page, "scores_total", model="tuned", from_score=f"{edge / 20:g}")
-    assert metric(page, "predictions_total", label=best[0]["label"]) == sum(item["label"] == best[0]["label"] for item in best)
+        assert metric(page, "scores_total", model="tuned", from_score=f"{edge / 20:g}") == expected
+    assert sum(item["label"] == best[0]["label"] for item in best) == metric(page, "predictions_total", label=best[0]["label"])
     assert metric(page, "abstentions_total", model="tuned") == metric(page, "abstentions_total", model="plain") == len(TEXTS)
-    assert pytest.approx(0.1) == metric(page, "reference_scores", model="tuned", from_score="0.5")
-    assert pytest.approx(0.4) == metric(page, "reference_predictions", model="tuned", label="negative")
+    assert metric(page, "reference_scores", model="tuned", from_score="0.5") == pytest.approx(0.1)
+    assert metric(page, "reference_predictions", model="tuned", label="negative") == pytest.approx(0.4)
     assert 'model="plain",from_score' not in page
 
 
@@ -389,14 +389,14 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
             (lambda: None, "unload"),
         ):
             change()
-            assert 200 == (await client.post(f"/models/tiny/{action}", headers={"authorization": "Bearer swordfish"})).status_code
+            assert (await client.post(f"/models/tiny/{action}", headers={"authorization": "Bearer swordfish"})).status_code == 200
             pages.append((await client.get("/metrics")).text)
         return pages
 
     state = build(Settings(models=models))
     other, without, _, after_unload = run_with_client(state, reload, auth=Authenticator(admin_key_file=keys(tmp_path, "swordfish")))
-    assert 1 == metric(other, "reference_predictions", label="neutral")
-    assert 0.5 == metric(other, "reference_scores", from_score="0.5")
+    assert metric(other, "reference_predictions", label="neutral") == 1
+    assert metric(other, "reference_scores", from_score="0.5") == 0.5
     for page, name, labels in (
         (other, "reference_predictions", {"label": "negative"}),
         (other, "reference_scores", {"from_score": "0.95"}),
@@ -411,8 +411,8 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
 def test_the_description_of_a_model_has_its_calibration(calibrated: Path) -> None:
     calibration = call(calibrated, "GET", "/models/classifier").json()["calibration"]
     manifest = files.load_bundle(calibrated / "classifier").manifest
-    assert 0.57 == calibration["thresholds"][0]["threshold"]
-    assert calibration["after"]["bins"] == [bin_.model_dump() for bin_ in manifest.graphs[0].calibration.after.bins]  # type: ignore[union-attr]
+    assert calibration["thresholds"][0]["threshold"] == 0.57
+    assert [bin_.model_dump() for bin_ in manifest.graphs[0].calibration.after.bins] == calibration["after"]["bins"]  # type: ignore[union-attr]
     assert call(calibrated, "GET", "/models/choices").json().get("calibration") is None
 
 
@@ -422,7 +422,7 @@ def test_the_stored_example_is_compared_with_raw_scores(tmp_path: Path, capsys: 
     raw = result_of(tmp_path, "/classify", "a good film")
     tiny.edit(path, lambda fields: fields["example"].update(result=raw))
     tiny.calibrate(path)
-    assert 0 == asyncio.run(check(Settings(models=tmp_path)))
+    assert asyncio.run(check(Settings(models=tmp_path))) == 0
     assert "ok" in capsys.readouterr().out
 
 
@@ -439,8 +439,8 @@ def test_files_are_scored_with_decisions(
     with source.open("w", newline="") as file:
         csv.writer(file).writerows([row, [value if isinstance(value, str) else json.dumps(value) for value in row.values()]])
     flags = ["--task", path[1:], "--parameters", json.dumps(parameters | {"decide": True}), str(source), str(output)]
-    assert 0 == main(["score", "--models", str(calibrated), "--model", model, *flags])
+    assert main(["score", "--models", str(calibrated), "--model", model, *flags]) == 0
     body = row | parameters if model == "ranker" else {"inputs": row["text"]}
     answer = result(calibrated, path, **body, model=model, parameters={"decide": True})
     [line] = read_rows(output)
-    assert json.loads(line["prediction"]) == (answer if model == "ranker" else answer[0])
+    assert (answer if model == "ranker" else answer[0]) == json.loads(line["prediction"])

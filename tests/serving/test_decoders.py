@@ -74,13 +74,13 @@ def test_an_unknown_token_begins_a_word(tmp_path: Path) -> None:
     """Otherwise a symbol behind a name would be averaged with it, and be part of the entity."""
     tokenizer, text = sentencepiece(tmp_path), "in London\U0001f389"
     (tokens,) = tokenizer.tokenize([text])
-    assert [[0], [1], [2]] == list(token_classification.pipeline_words(tokens, tokenizer))
+    assert list(token_classification.pipeline_words(tokens, tokenizer)) == [[0], [1], [2]]
 
 
 def test_the_word_of_an_unknown_token_is_the_text(tmp_path: Path) -> None:
     """The library has the normalized spelling, which is not in the text."""
     tokens = entities_of("in Ж", "none", sentencepiece(tmp_path), LABELS, lambda count: random_logits(0, count, len(LABELS)))
-    assert ["in", "Ж", "Ж"] == [token["word"] for token in tokens]  # the library splits off the mark of a new word
+    assert [token["word"] for token in tokens] == ["in", "Ж", "Ж"]  # the library splits off the mark of a new word
 
 
 @functools.cache
@@ -173,7 +173,7 @@ def test_any_white_space_begins_a_word(space: str, strategy: Any) -> None:
     tokenizer = with_white_space("byte level", token_classification.TASK)
     certain = np.array([0, 1], dtype=np.float32)
     entities = entities_of(f"bc{space}bc", strategy, tokenizer, ("O", "B-X"), lambda count: np.tile(certain, (count, 1)))
-    assert [(0, 2), (3, 5)] == [(entity["start"], entity["end"]) for entity in entities]
+    assert [(entity["start"], entity["end"]) for entity in entities] == [(0, 2), (3, 5)]
 
 
 @given(TEXTS, st.sampled_from(["none", "simple", "first", "average", "max"]), st.integers(1, 9), st.data(), SEEDS)
@@ -193,9 +193,9 @@ def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
     head = Head(LABELS)
     encodings = encode(token_classification, request, cutting).encodings
 
-    assert [ids[part.start : part.stop] for part in cuts[1]] == [encoding.ids[1:-1].tolist() for encoding in encodings]
+    assert [encoding.ids[1:-1].tolist() for encoding in encodings] == [ids[part.start : part.stop] for part in cuts[1]]
     assert all(len(encoding) <= room + 2 for encoding in encodings)
-    assert decode(token_classification, request, rows[0], head, whole) == decode(token_classification, request, rows[1], head, cutting)
+    assert decode(token_classification, request, rows[1], head, cutting) == decode(token_classification, request, rows[0], head, whole)
 
 
 def probabilities(passage_windows: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
@@ -250,7 +250,7 @@ def best_answers(
 
 def as_list(result: Any, top_k: int) -> list[dict[str, Any]]:
     """Checks that a result is a list if and only if `top_k` is over 1, and returns it as a list."""
-    assert isinstance(result, list) == (top_k > 1)
+    assert (top_k > 1) == isinstance(result, list)
     return result if isinstance(result, list) else [result]
 
 
@@ -310,4 +310,4 @@ def test_equal_answers_with_summed_scores_keep_the_place_of_the_reference() -> N
     for side, place in (("right", 0), ("left", 21)):
         tokenizer = tokenizer_of(question_answering.TASK, 4096, side)
         rows = certain_of_good(question_answering.windows_of(request, tokenizer))
-        assert place == decode(question_answering, request, rows, tokenizer=tokenizer)["start"]
+        assert decode(question_answering, request, rows, tokenizer=tokenizer)["start"] == place

@@ -59,7 +59,7 @@ def test_the_default_is_the_only_candidate_or_the_configured_model(
     tmp_path: Path, models: dict[str, Any], settings: dict[str, Any], expected: dict[str, str]
 ) -> None:
     """A derived task uses the default of its base task, if that model is compatible."""
-    assert expected == state_of(write(tmp_path, **models), **settings).registry.defaults
+    assert state_of(write(tmp_path, **models), **settings).registry.defaults == expected
 
 
 @pytest.mark.parametrize("file_text", ["{}", '{"classify": "a"}'])
@@ -67,7 +67,7 @@ def test_a_broken_model_is_not_a_candidate(tmp_path: Path, file_text: str) -> No
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(file_text)
     (folder / "a/tokenizer.json").write_text("{}")
-    assert {"text-classification": "b"} == state_of(folder, skip_broken=True).registry.defaults
+    assert state_of(folder, skip_broken=True).registry.defaults == {"text-classification": "b"}
 
 
 def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: P
     (folder / "a/tokenizer.json").write_text("{}")
     asyncio.run(check(Settings(models=folder, skip_broken=True)))
     first, second = capsys.readouterr().out.splitlines()
-    assert [True, True] == [first.startswith("b: text-classification"), second.startswith("a: not loaded")]
+    assert [first.startswith("b: text-classification"), second.startswith("a: not loaded")] == [True, True]
 
 
 def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> No
     (folder / DEFAULTS_FILE).write_text('{"classify": "mood", "zero-shot-classification": "b", "embed": "two"}')
 
     defaults = {"text-classification": "mood", "zero-shot-classification": "b", "feature-extraction": "two", "sentence-similarity": "two"}
-    assert defaults == state_of(folder).registry.defaults
-    assert defaults | {"text-classification": "a"} == state_of(folder, default={"text-classification": "a"}).registry.defaults
+    assert state_of(folder).registry.defaults == defaults
+    assert state_of(folder, default={"text-classification": "a"}).registry.defaults == defaults | {"text-classification": "a"}
     # if --models has the path of a bundle, the file in its folder is not read
-    assert "a" == state_of((folder / "a",)).registry.defaults["text-classification"]
+    assert state_of((folder / "a",)).registry.defaults["text-classification"] == "a"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None
 
     with pytest.raises(SettingsError, match=r"`b` .*`classify`, .* `a`; .* --default classify=NAME"):
         state_of(folders)
-    assert {"text-classification": "b"} == state_of(folders, default={"classify": "b"}).registry.defaults
+    assert state_of(folders, default={"classify": "b"}).registry.defaults == {"text-classification": "b"}
 
 
 def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +126,7 @@ def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog:
         state = state_of(folder, **settings)
         write(folder, a=tiny.LABELS)
         asyncio.run(state.reloader.refresh())
-        assert {"text-classification": "b"} == state.registry.defaults
+        assert state.registry.defaults == {"text-classification": "b"}
         shutil.rmtree(folder / "b")
         tiny.bundle(folder, "b", seed=1)
         asyncio.run(state.reloader.load("b"))
@@ -138,15 +138,15 @@ def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, c
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
-    assert {} == state.registry.defaults
+    assert state.registry.defaults == {}
     assert "/classify" in caplog.text
     assert "`b`, `c`" in caplog.text
     with pytest.raises(NotFoundError, match="`b`, `c`"):
         state.registry.for_task("text-classification")
-    assert "b" == state.registry.for_task("text-classification", "b").name
+    assert state.registry.for_task("text-classification", "b").name == "b"
     by_name = state_of(folder, allow_implicit_default=True)
     asyncio.run(by_name.reloader.unload("a"))
-    assert {"text-classification": "b"} == by_name.registry.defaults
+    assert by_name.registry.defaults == {"text-classification": "b"}
 
 
 def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path) -> None:
@@ -156,4 +156,4 @@ def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path)
     shutil.rmtree(folder / "a")
     write(folder, a=tiny.LABELS)
     asyncio.run(state.reloader.load("a"))
-    assert {"text-classification": "a", "zero-shot-classification": "b"} == state.registry.defaults
+    assert state.registry.defaults == {"text-classification": "a", "zero-shot-classification": "b"}

@@ -58,7 +58,7 @@ def assert_conforms(case: Case, session: requests.Session) -> None:
     answer = case.call(session=session, timeout=20)
     case.validate_response(answer, checks=CHECKS)
     if answer.status_code >= 400:
-        assert [] == [word for word in hostile.LEAKS if word in answer.text and word not in str(case.body)]
+        assert [word for word in hostile.LEAKS if word in answer.text and word not in str(case.body)] == []
 
 
 @pytest.mark.parametrize("mode", GenerationMode)

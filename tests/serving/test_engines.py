@@ -42,16 +42,16 @@ def test_no_run_waits_for_the_multi_threaded_engine() -> None:
 
     engines = ModelEngines(single, make, model="m", threads=2, min_tokens=10)
     assert engines.for_multi_threaded_run(9) is single
-    assert [] == calls
+    assert calls == []
     first: list[OnnxEngine] = []
     waiter = threading.Thread(target=lambda: first.append(engines.for_multi_threaded_run(10)), daemon=True)  # like the inference threads
     waiter.start()
     waiter.join(20)
-    assert [single, single] == [*first, engines.for_multi_threaded_run(10)]
+    assert [*first, engines.for_multi_threaded_run(10)] == [single, single]
     gate.set()
     wait_for_multi_threaded("m")
-    assert [multi, multi] == [engines.for_multi_threaded_run(10), engines.for_multi_threaded_run(10)]
-    assert ["multi-threaded-m"] == calls
+    assert [engines.for_multi_threaded_run(10), engines.for_multi_threaded_run(10)] == [multi, multi]
+    assert calls == ["multi-threaded-m"]
 
 
 @pytest.mark.parametrize("error", [ProviderError("no such file"), MemoryError()])
@@ -68,7 +68,7 @@ def test_runs_stay_single_threaded_if_the_second_engine_fails(error: Exception, 
         assert engines.for_multi_threaded_run(10) is single
         wait_for_multi_threaded("m")
 
-    assert [1] == calls
+    assert calls == [1]
     [record] = caplog.records
     assert ("no such file" if isinstance(error, ProviderError) else "MemoryError.") in record.message
 
@@ -102,16 +102,16 @@ async def test_a_run_is_multi_threaded_only_with_enough_tokens(models: Path) -> 
 
     async with serving(service) as client:
         await client.post("/classify", json={"inputs": "good"})
-        assert ([1], []) == (single.batches, several.batches)
+        assert (single.batches, several.batches) == ([1], [])
         after_one_run = model.seconds(1, 8)
         await client.post("/classify", json={"inputs": "good " * 20})
-        assert ([1], [1]) == (single.batches, several.batches)
+        assert (single.batches, several.batches) == ([1], [1])
         assert before != after_one_run == model.seconds(1, 8)
         model.seconds = lambda rows, length: 1.0  # a batch saves time
         await client.post("/classify", json={"inputs": ["good bad fine"] * 4})
-        assert ([1], [1, 4]) == (single.batches, several.batches)
+        assert (single.batches, several.batches) == ([1], [1, 4])
         page = (await client.get("/metrics")).text
-    assert 2 == metric(page, "multi_threaded_runs_total", model="tiny")
+    assert metric(page, "multi_threaded_runs_total", model="tiny") == 2
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_several_threads_give_the_same_output_as_one(name: str) -> None:
         ids = rng.integers(1000, 20000, length)
         encoding = Encoding(ids, np.zeros(length, dtype=np.int64), masks=(2, 5))
         one, several = (engine.run([encoding])[0] for engine in engines)
-        assert list(one) == list(several)
+        assert list(several) == list(one)
         for output, expected in one.items():
             np.testing.assert_array_equal(several[output], expected)
 
@@ -139,7 +139,7 @@ def test_one_multi_thread_disables_the_second_session(tmp_path: Path, monkeypatc
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 16)
 
     run_facts = call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": threads}).json()["graph"]["multi_threaded_run"]
-    assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == run_facts
+    assert run_facts == [None, {"threads": 2, "min_tokens": 16}][threads - 1]
 
 
 def model() -> CostModel:
@@ -161,8 +161,8 @@ def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
         cost.observe(rows, length, true.seconds(rows, length))
     for rows, length in ((1, 8), (1, 80), (8, 20)):
-        assert pytest.approx(true.seconds(rows, length), rel=0.02) == cost.seconds(rows, length)
-    assert pytest.approx(true.fixed_s, rel=0.05) == cost.slowdown * cost.fixed_s
+        assert cost.seconds(rows, length) == pytest.approx(true.seconds(rows, length), rel=0.02)
+    assert cost.slowdown * cost.fixed_s == pytest.approx(true.fixed_s, rel=0.05)
 
 
 @given(st.lists(st.tuples(st.integers(1, 512), st.integers(1, 512), st.floats(min_value=0)), max_size=20), st.integers(1, 1000))
@@ -181,7 +181,7 @@ def test_the_fit_finds_the_fixed_cost_and_the_rate(fixed_s: float, rate: float) 
     model.fit([(rows, length, true.seconds(rows, length)) for rows, length in ((1, 8), (1, 32), (1, 128))])
 
     for rows, length in ((1, 8), (1, 512), (32, 128)):
-        assert pytest.approx(true.seconds(rows, length), rel=1e-3) == model.seconds(rows, length)
+        assert model.seconds(rows, length) == pytest.approx(true.seconds(rows, length), rel=1e-3)
 
 
 @pytest.mark.parametrize("seconds", [(3e-3, 2e-3, 1e-3), (1e-3, 1e-3, 1e-3), (1e-9, 1e-3, 1.0), (0.0, 0.0, 0.0)])

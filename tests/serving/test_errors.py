@@ -21,21 +21,21 @@ ERRORS = facts.errors()
 
 
 def test_every_error_of_a_request_has_its_own_type() -> None:
-    assert len(ERRORS) == len({error.error_type for error in ERRORS} - {BertServeError.error_type})
+    assert len({error.error_type for error in ERRORS} - {BertServeError.error_type}) == len(ERRORS)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.error_type)
 def test_every_error_response_has_the_same_fields(error: BertServeError) -> None:
     answer = response(error, "r-1")
     body = ErrorBody.model_validate_json(answer.body)
-    assert {"error": error.message, "error_type": error.error_type, "request_id": "r-1"} == body.model_dump()
-    assert error.status == answer.status_code
-    assert answer.body == to_json(json.loads(answer.body))  # the same style as other answers
+    assert body.model_dump() == {"error": error.message, "error_type": error.error_type, "request_id": "r-1"}
+    assert answer.status_code == error.status
+    assert to_json(json.loads(answer.body)) == answer.body  # the same style as other answers
 
 
 def test_a_refusal_has_a_retry_after_header() -> None:
     waits = {seconds: RefusedError("full", reason="queue_full", retry_after_s=seconds) for seconds in (0.0, 0.3, 1.2, 60.0)}
-    assert ["1", "1", "2", "60"] == [response(error, "r").headers["retry-after"] for error in waits.values()]
+    assert [response(error, "r").headers["retry-after"] for error in waits.values()] == ["1", "1", "2", "60"]
 
 
 @pytest.mark.parametrize("name", ["\n", "\r\nSet-Cookie: a=b", "\u202egood", "\ud800", "\x1b[2J", "good\0", "e\u0301 \u4e2d"])
@@ -52,7 +52,7 @@ def test_an_error_has_no_control_characters_from_the_request(models: Path, name:
 def test_a_wrong_method_gets_the_allowed_methods(models: Path, method: str, path: str, methods: set[str]) -> None:
     answer = call(models, method, path)
     error_of(answer, 405, "method_not_allowed")
-    assert methods == set(answer.headers["allow"].split(", ")) - {"HEAD"}
+    assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == methods
 
 
 async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
@@ -69,7 +69,7 @@ async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
         return {"type": "http.request", "body": b'{"inputs": []}'}
 
     await Application(state)(posting(), receive, send)
-    assert [500, None] == [message.get("status") for message in messages]
+    assert [message.get("status") for message in messages] == [500, None]
     page = state.metrics.render().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page
     assert 'status="200"' not in page
@@ -85,7 +85,7 @@ def test_the_error_for_invalid_json_has_the_place_and_the_example_of_openapi(api
         message = error_of(api("POST", path, content=raw), 400, "malformed")
         assert place in message
         example = json.loads(message.partition("such as ")[2].removesuffix("."))
-        assert [example] == TASKS[task].body.model_json_schema()["examples"]
+        assert TASKS[task].body.model_json_schema()["examples"] == [example]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_error_for_an_unknown_path_lists_paths(api: Send) -> None:
 def test_the_error_for_a_slash_at_the_end_says_how_a_path_ends(api: Send, method: str, path: str) -> None:
     for slashes in ("/", "//"):
         response = api(method, path + slashes)
-        assert 404 == response.status_code
+        assert response.status_code == 404
         assert "slash" in response.text
 
 
@@ -140,7 +140,7 @@ def test_the_error_for_a_pair_in_a_list_shows_a_pair(api: Send, path: str, input
         post(api, {"inputs": inputs, "parameters": {"output_attentions": True} if "att" in path else {}}, path=path), 422, "invalid_value"
     )
     pair = json.loads(re.findall(r"\{.*\}", message)[0])
-    assert 200 == post(api, {"inputs": [pair]}, path="/classify").status_code
+    assert post(api, {"inputs": [pair]}, path="/classify").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/answer", "/choose", "/similarity"])

@@ -80,7 +80,7 @@ def test_a_model_is_chosen_by_body_or_path(api: Send, path: str) -> None:
     expected = post(api, BODIES[path] | {"model": MODELS[path]}, path=path)
     actual = post(api, BODIES[path], path=f"/models/{MODELS[path]}")
     assert (200, MODELS[path]) == (expected.status_code, expected.headers["x-model"])
-    assert (200, MODELS[path]) == (actual.status_code, actual.headers["x-model"])
+    assert (actual.status_code, actual.headers["x-model"]) == (200, MODELS[path])
     assert_same(expected.json(), actual.json())
 
 
@@ -90,7 +90,7 @@ def test_a_model_that_is_incompatible_with_the_task_is_refused(api: Send, path: 
         name = model["name"]
         body = BODIES[path] | {"model": name}
         if path in model["endpoints"]:
-            assert name == post(api, body, path=path).headers["x-model"]
+            assert post(api, body, path=path).headers["x-model"] == name
             continue
         message = error_of_body(api, path, body)
         assert f"`{name}`" in message
@@ -111,9 +111,9 @@ def test_task_and_model_paths_have_info_and_health(api: Send, path: str) -> None
     page = api("GET", f"{path}/info").json()
     assert path in page["default_of"]
     for base in (path, f"/models/{page['name']}"):
-        assert page == api("GET", f"{base}/info").json()
+        assert api("GET", f"{base}/info").json() == page
         health = api("GET", f"{base}/health")
-        assert (200, True) == (health.status_code, health.json()["ready"])
+        assert (health.status_code, health.json()["ready"]) == (200, True)
 
 
 async def test_requests_are_counted_by_task_model_and_status(tmp_path: Path) -> None:
@@ -132,17 +132,17 @@ async def test_requests_are_counted_by_task_model_and_status(tmp_path: Path) -> 
 
     good = {(SPECS[path].name, name): 2 for path, name in MODELS.items()}
     bad = {(task, "unknown", "422"): 2 for task in TASKS}
-    assert {(*labels, "200"): count for labels, count in good.items()} | bad == counts_of("requests_total", "task", "model", "status")
-    assert good == counts_of("decode_seconds_count", "task", "model")
+    assert counts_of("requests_total", "task", "model", "status") == {(*labels, "200"): count for labels, count in good.items()} | bad
+    assert counts_of("decode_seconds_count", "task", "model") == good
     assert good.items() <= counts_of("request_seconds_count", "task", "model").items()
     rows = {"names": 2, "passages": 2, "masks": 2, "choices": 4, "vectors": 6, "classifier": 2, "attentive": 2, "nli": 4, "ranker": 2}
-    assert rows == {model: count for (model,), count in counts_of("batch_rows_sum", "model").items()}
+    assert {model: count for (model,), count in counts_of("batch_rows_sum", "model").items()} == rows
 
 
 @each_path
 def test_a_response_has_the_id_model_and_timing_headers(api: Send, path: str) -> None:
     response = post(api, BODIES[path] | {"model": MODELS[path]}, path=path, headers={"x-request-id": "my-id"})
-    assert ("my-id", MODELS[path]) == (response.headers["x-request-id"], response.headers["x-model"])
+    assert (response.headers["x-request-id"], response.headers["x-model"]) == ("my-id", MODELS[path])
     time = r"dur=\d+(\.\d+)?"
     assert re.fullmatch(rf"tokenize;{time}, queue;{time}, inference;{time}, decode;{time}", response.headers["server-timing"])
 
@@ -156,7 +156,7 @@ def test_a_list_gives_one_result_per_input(api: Send, path: str) -> None:
     inputs = [body["inputs"] for body in bodies]
     assert_same([one, other, one], result(api, path, **BODIES[path] | {"inputs": [*inputs, inputs[0]]}))
     assert_same([one], result(api, path, **BODIES[path] | {"inputs": inputs[:1]}))
-    assert [] == result(api, path, **BODIES[path] | {"inputs": []})
+    assert result(api, path, **BODIES[path] | {"inputs": []}) == []
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_an_invalid_value_is_named_by_its_path_in_the_body(api: Send, path: str,
 def test_an_unknown_key_or_one_without_effect_is_an_error(api: Send, path: str, fields: dict[str, Any], words: list[str]) -> None:
     """With a misspelled `text_pair`, the first text is not scored without its pair. Keys of other clients can have only harmless values."""
     message = error_of_body(api, path, BODIES[path] | fields)
-    assert [] == [word for word in words if word not in message], message
+    assert [word for word in words if word not in message] == [], message
 
 
 @each_path
@@ -227,7 +227,7 @@ def test_an_unknown_parameter_gets_a_suggestion(api: Send, path: str) -> None:
 
 def test_rerank_options_are_refused_within_parameters(api: Send) -> None:
     """In `parameters`, `/rerank` has only those of decisions; it accepts the empty object that huggingface_hub sends."""
-    assert 200 == post(api, BODIES[RERANK] | {"parameters": {}}, path=RERANK).status_code
+    assert post(api, BODIES[RERANK] | {"parameters": {}}, path=RERANK).status_code == 200
     assert "`query`, `texts`." in error_of_body(api, RERANK, BODIES[RERANK] | {"parameters": {"return_text": True}})
 
 
@@ -235,10 +235,10 @@ def test_rerank_options_are_refused_within_parameters(api: Send) -> None:
 def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> None:
     more = {"options": dict.fromkeys(IGNORED_OPTIONS, True), "use_cache": False, "wait_for_model": True, "user": "me"}
     more |= {"stream": False, "encoding_format": "float"}
-    assert set(IGNORED_FIELDS) == set(more)
+    assert set(more) == set(IGNORED_FIELDS)
     expected = result(api, path, **BODIES[path])
-    assert expected == result(api, path, **BODIES[path] | more | {"model": None})
-    assert expected == result(api, path, **{"parameters": None} | BODIES[path])
+    assert result(api, path, **BODIES[path] | more | {"model": None}) == expected
+    assert result(api, path, **{"parameters": None} | BODIES[path]) == expected
 
 
 @pytest.mark.parametrize("path", [*BODIES, "/models/nli"])
@@ -247,7 +247,7 @@ def test_a_query_string_is_an_error(api: Send, path: str) -> None:
     body = BODIES.get(path, BODIES[CLASSIFY])
     assert "`model`" in error_of_body(api, f"{path}?model=nli", body)
     assert len(error_of_body(api, f"{path}?{'x' * 9999}=1&b", body)) < 300
-    assert 200 == post(api, body, path=f"{path}?").status_code
+    assert post(api, body, path=f"{path}?").status_code == 200
 
 
 def wrong_values(schema: dict[str, Any]) -> list[Any]:
@@ -317,7 +317,7 @@ def test_a_text_over_the_limit_is_too_large(models_folder: Path, path: str, body
 )
 def test_the_input_limit_counts_texts_pairs_and_choices(models_folder: Path, path: str, body: Any) -> None:
     assert "6 inputs" in error_of(post(models_folder, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
-    assert 200 == post(models_folder, body, path=path, settings={"max_inputs": 6}).status_code
+    assert post(models_folder, body, path=path, settings={"max_inputs": 6}).status_code == 200
 
 
 @pytest.fixture(name="models_folder", scope="module")
@@ -337,7 +337,7 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_truncated_text_is_reported_in_headers(api: Send, path: str, body: Any) -> None:
     response = post(api, body, path=path)
-    assert "1" == response.headers["x-truncated"]
+    assert response.headers["x-truncated"] == "1"
     assert "32 tokens: " in response.headers["x-hf-warning"]
 
 
@@ -369,6 +369,6 @@ def test_a_text_of_several_windows_is_not_reported_as_truncated(api: Send, path:
     together = post(api, body, path=path)
     alone = [post(api, {"inputs": item}, path=path) for item in body["inputs"]]
     for response in (together, *alone):
-        assert 200 == response.status_code
+        assert response.status_code == 200
         assert {"x-truncated", "x-hf-warning"}.isdisjoint(response.headers)
     assert_same([response.json() for response in alone], together.json())

@@ -55,7 +55,7 @@ def assert_explained(api: Send, path: str, inputs: Any, item: dict[str, Any]) ->
     for word in item["explanation"]:
         (scores,) = result_of(api, path, without(inputs, word))
         score = next(entry["score"] for entry in scores if entry["label"] == item["label"])
-        assert pytest.approx(item["score"] - score, abs=1e-5) == word["importance"]
+        assert word["importance"] == pytest.approx(item["score"] - score, abs=1e-5)
 
 
 @cache
@@ -72,20 +72,20 @@ def words(text: str, span: range | None = None) -> list[str]:
 def test_tokens_are_joined_to_words() -> None:
     """Word pieces, contractions, compounds and numbers are joined. Punctuation is separate. Without spaces, each token is a word."""
     expected = ["Don't", "call", "it", "state-of-the-art", ":", "3.5", "stars", ",", "1,000", "reviews", "(", "ok", ")", "."]
-    assert expected == words("Don't call it state-of-the-art: 3.5 stars, 1,000 reviews (ok).")
-    assert ["'", "quoted", "'", "words", "'", "end", "-"] == words("'quoted' words' end-")
-    assert ["A", "naïve", "café", "👍"] == words("  A naïve\tcafé 👍 ")
-    assert ["看", "电", "影"] == words("看电影")
-    assert ["हिन्दी", "शब्द"] == words("हिन्दी शब्द")
-    assert [] == words("") + words(" \n")
+    assert words("Don't call it state-of-the-art: 3.5 stars, 1,000 reviews (ok).") == expected
+    assert words("'quoted' words' end-") == ["'", "quoted", "'", "words", "'", "end", "-"]
+    assert words("  A naïve\tcafé 👍 ") == ["A", "naïve", "café", "👍"]
+    assert words("看电影") == ["看", "电", "影"]
+    assert words("हिन्दी शब्द") == ["हिन्दी", "शब्द"]
+    assert words("") + words(" \n") == []
 
 
 def test_a_word_at_the_edge_of_a_window_has_only_its_part_inside() -> None:
     (part, dot), (end,) = words("floccinaucinihilipilification.")[:2], words("floccinaucinihilipilification", range(3, 6))
-    assert ("floccinaucinihilipilification", ".") == (part, dot)
+    assert (part, dot) == ("floccinaucinihilipilification", ".")
     assert "floccinaucinihilipilification" not in end
     assert end in part
-    assert 2 == most_within([Word(0, 1, range(3)), Word(2, 3, range(3, 4))], [range(1), range(2, 4), range(3, 4)])
+    assert most_within([Word(0, 1, range(3)), Word(2, 3, range(3, 4))], [range(1), range(2, 4), range(3, 4)]) == 2
 
 
 def test_the_best_label_is_explained_by_its_score_without_each_word(api: Send) -> None:
@@ -94,8 +94,8 @@ def test_the_best_label_is_explained_by_its_score_without_each_word(api: Send) -
     best = label[0]
     assert_explained(api, CLASSIFY, TEXT, best)
     assert TEXT.split() == [item["word"] for item in best["explanation"]] == [TEXT[i["start"] : i["end"]] for i in best["explanation"]]
-    assert plain == [{key: value for key, value in item.items() if key != "explanation"} for item in label]
-    assert [best] == result_of(api, CLASSIFY, TEXT, explain=True, top_k=1)[0]
+    assert [{key: value for key, value in item.items() if key != "explanation"} for item in label] == plain
+    assert result_of(api, CLASSIFY, TEXT, explain=True, top_k=1)[0] == [best]
 
 
 @pytest.mark.parametrize("text", ["good", "a dull book", "the very very good film", "poor , poor !"])
@@ -103,37 +103,37 @@ def test_independent_labels_are_explained_from_a_score_of_one_half(api: Send, te
     """The best label is always explained."""
     (labels,) = result_of(api, "/several", text, explain=True)
     explanation = [item for item in labels if "explanation" in item]
-    assert [labels[0], *(item for item in labels[1:] if item["score"] >= 0.5)] == explanation
+    assert explanation == [labels[0], *(item for item in labels[1:] if item["score"] >= 0.5)]
     for item in explanation:
         assert_explained(api, "/several", text, item)
 
 
 def test_the_value_of_a_regression_is_explained(api: Send) -> None:
     ((value,),) = result_of(api, "/value", "good film", explain=True)
-    assert ["good", "film"] == [item["word"] for item in value["explanation"]]
+    assert [item["word"] for item in value["explanation"]] == ["good", "film"]
     assert_explained(api, "/value", "good film", value)
 
 
 def test_words_of_a_pair_name_their_text(api: Send) -> None:
     pair = {"text": "a good film", "text_pair": "the film is good"}
     ((best, *_),) = result_of(api, CLASSIFY, pair, explain=True)
-    assert [(field, word) for field, text in pair.items() for word in text.split()] == [
-        (item["field"], item["word"]) for item in best["explanation"]
+    assert [(item["field"], item["word"]) for item in best["explanation"]] == [
+        (field, word) for field, text in pair.items() for word in text.split()
     ]
     assert_explained(api, CLASSIFY, pair, best)
 
 
 def test_each_of_several_texts_is_explained(api: Send) -> None:
     texts = ["good", "", "a bad film", " ", "good"]
-    assert [result_of(api, CLASSIFY, text, explain=True)[0] for text in texts] == result_of(api, CLASSIFY, texts, explain=True)
-    assert [1, 0, 3, 0, 1] == [len(labels[0]["explanation"]) for labels in result_of(api, CLASSIFY, texts, explain=True)]
+    assert result_of(api, CLASSIFY, texts, explain=True) == [result_of(api, CLASSIFY, text, explain=True)[0] for text in texts]
+    assert [len(labels[0]["explanation"]) for labels in result_of(api, CLASSIFY, texts, explain=True)] == [1, 0, 3, 0, 1]
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("code_points", (3, 7)), ("utf16", (4, 8)), ("UTF8", (6, 10))])
 def test_offsets_are_in_the_requested_unit(api: Send, unit: str, expected: tuple[int, int]) -> None:
     ((best, *_),) = result_of(api, CLASSIFY, "👍 good", explain=True, offset_unit=unit)
     item = best["explanation"][-1]
-    assert ("good", (expected[0] - 1, expected[1] - 1)) == (item["word"], (item["start"], item["end"]))
+    assert (item["word"], (item["start"], item["end"])) == ("good", (expected[0] - 1, expected[1] - 1))
 
 
 def test_only_the_kept_words_of_a_truncated_text_are_explained(api: Send) -> None:
@@ -142,10 +142,10 @@ def test_only_the_kept_words_of_a_truncated_text_are_explained(api: Send) -> Non
     response = post(api, {"inputs": text, "parameters": {"explain": True}}, path=CLASSIFY)
     explanation = response.json()[0][0]["explanation"]
     visible_text = text[: explanation[-1]["end"]]
-    assert 62 == len(explanation)
-    assert ("1", f"0-{len(visible_text)}") == (response.headers["x-truncated"], response.headers["x-windows"])
+    assert len(explanation) == 62
+    assert (response.headers["x-truncated"], response.headers["x-windows"]) == ("1", f"0-{len(visible_text)}")
     (alone,) = result_of(api, CLASSIFY, visible_text, explain=True)
-    assert alone[0]["explanation"] == explanation
+    assert explanation == alone[0]["explanation"]
 
 
 QUESTION, PASSAGE = "was the film good ?", "the book was dull . a very good film , but long . not bad"
@@ -158,14 +158,16 @@ def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api
     assert "explanation" not in second
     places = [len(PASSAGE[:at].split()) for at in (best["start"], best["end"])]
     span = range(places[0], places[1])
-    assert [*QUESTION.split(), *PASSAGE.split()[: span.start], *PASSAGE.split()[span.stop :]] == [
-        item["word"] for item in best["explanation"]
+    assert [item["word"] for item in best["explanation"]] == [
+        *QUESTION.split(),
+        *PASSAGE.split()[: span.start],
+        *PASSAGE.split()[span.stop :],
     ]
     for item in best["explanation"]:
         variant = without(inputs, item)
         shift = item["field"] == "context" and item["start"] < best["start"]
         score = span_score(model, variant["question"], variant["context"], span.start - shift, span.stop - 1 - shift)
-        assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
+        assert item["importance"] == pytest.approx(best["score"] - score, abs=1e-6)
 
 
 def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
@@ -177,10 +179,10 @@ def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
     nothing = {text: answer for text, answer in answers.items() if answer["answer"] == ""}
     assert nothing
     for text, answer in nothing.items():
-        assert 2 + len(text.split()) == len(answer["explanation"])
+        assert len(answer["explanation"]) == 2 + len(text.split())
         for item in answer["explanation"]:
             texts = without({"question": "not ?", "context": text}, item)
-            assert pytest.approx(answer["score"] - span_score(model, **texts, first=-1, last=-1), abs=1e-6) == item["importance"]
+            assert item["importance"] == pytest.approx(answer["score"] - span_score(model, **texts, first=-1, last=-1), abs=1e-6)
 
 
 def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) -> None:
@@ -191,10 +193,10 @@ def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) ->
     windows = [tuple(map(int, part.removeprefix("context=").split("-"))) for part in response.headers["x-windows"].split(", ")]
     context = [item for item in result_["explanation"] if item["field"] == "context"]
     span = (min(item["start"] for item in [*context, result_]), max(item["end"] for item in [*context, result_]))
-    assert (0, len(passage)) == (windows[0][0], windows[-1][1])
+    assert (windows[0][0], windows[-1][1]) == (0, len(passage))
     assert all(left[1] > right[0] > left[0] for left, right in pairwise(windows))
     assert span in windows
-    assert [item["word"] for item in context] == [passage[item["start"] : item["end"]] for item in context]
+    assert [passage[item["start"] : item["end"]] for item in context] == [item["word"] for item in context]
 
 
 def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
@@ -210,7 +212,7 @@ def test_parameters_that_do_not_fit_an_explanation_are_refused(api: Send) -> Non
     assert "needs `explain`" in error_of_inputs(api, CLASSIFY, "good", offset_unit="utf8")
     assert "`duplicates`" in error_of_inputs(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
     assert "needs 3" in error_of_inputs(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
-    assert result_of(api, CLASSIFY, TEXT, explain=True) == result_of(api, CLASSIFY, TEXT, explain=True, window="max")
+    assert result_of(api, CLASSIFY, TEXT, explain=True, window="max") == result_of(api, CLASSIFY, TEXT, explain=True)
 
 
 async def test_admission_counts_the_variants(tmp_path: Path) -> None:
@@ -219,8 +221,8 @@ async def test_admission_counts_the_variants(tmp_path: Path) -> None:
     async with serving(fake_service(tmp_path, engine, max_queue_tokens=600)) as client:
         body = {"inputs": "good " * 40}
         answers = [await client.post(CLASSIFY, json=body | {"parameters": {"explain": explain}}) for explain in (False, True)]
-        assert [200, 413] == [response.status_code for response in answers]
-    assert [1] == engine.batches
+        assert [response.status_code for response in answers] == [200, 413]
+    assert engine.batches == [1]
 
 
 def test_the_most_important_word_is_the_obvious_one() -> None:
@@ -230,4 +232,4 @@ def test_the_most_important_word_is_the_obvious_one() -> None:
         task_run = begin(classify, request, model.tokenizer, model.manifest)
         variants = task_run.advance(model.rows(task_run.step.encodings))
         words_ = send(task_run.run, variants, model.rows(variants.encodings))
-        assert key == max(words_[0]["explanation"], key=lambda item: item["importance"])["word"]
+        assert max(words_[0]["explanation"], key=lambda item: item["importance"])["word"] == key

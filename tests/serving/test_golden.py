@@ -43,7 +43,7 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
 def test_every_text_has_as_many_windows_as_in_the_reference() -> None:
     for case in CASES:
         counts = [len(encode(classify, request, SENTIMENT.tokenizer).encodings) for request in requests_of(case)]
-        assert [len(windows) for windows in case["logits"]] == counts, case["id"]
+        assert counts == [len(windows) for windows in case["logits"]], case["id"]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)

@@ -33,10 +33,10 @@ def decode_masks(request: fill_mask.FillMaskInput, masks: list[dict[str, Any]]) 
     """Returns the results of stored logits, after a check that the windows equal those of the golden file."""
     encodings, (tokens,) = encode(fill_mask, request, FILL.tokenizer).encodings, FILL.tokenizer.tokenize([request.text])
     places = [place for place, id_ in enumerate(tokens.ids) if FILL.tokenizer.spec.mask is not None and id_ == FILL.tokenizer.spec.mask.id]
-    assert len(masks) == len(places)
+    assert len(places) == len(masks)
     if "window" in masks[0]:
         cuts = [place - encoding.masks[0] + encoding.start for place, encoding in zip(places, encodings, strict=True)]
-        assert [mask["window"]["first"] for mask in masks] == cuts
+        assert cuts == [mask["window"]["first"] for mask in masks]
     logits = [rebuilt(mask)[None] for mask in masks]
     rows = [{"logits": row} for row in logits] if "window" in masks[0] else [{"logits": np.concatenate(logits)}]
     return list(decode(fill_mask, request, rows, FILL.manifest, FILL.tokenizer))
@@ -50,9 +50,9 @@ def test_stored_logits_decode_to_the_reference_tokens(case: dict[str, Any]) -> N
     for masks, scores, expected, actual in zip(case["masks"], case["scores"], answers, results, strict=True):
         expected_masks, actual_masks = (expected, actual) if len(masks) > 1 else ([expected], [actual])
         for per_mask, want, actual_mask in zip(scores, expected_masks, actual_masks, strict=True):
-            assert [pytest.approx(score, abs=1e-6) for score in per_mask] == [item["score"] for item in actual_mask]
+            assert [item["score"] for item in actual_mask] == [pytest.approx(score, abs=1e-6) for score in per_mask]
             keys = ("token", "token_str", "sequence")
-            assert [[item[key] for key in keys] for item in want] == [[item[key] for key in keys] for item in actual_mask]
+            assert [[item[key] for key in keys] for item in actual_mask] == [[item[key] for key in keys] for item in want]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)

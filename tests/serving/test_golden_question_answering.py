@@ -26,8 +26,8 @@ def windows_and_rows(
 ) -> tuple[question_answering.PassageWindows, list[dict[str, Any]]]:
     """Returns the windows of a request and the stored rows, after a check that the windows equal those of the reference."""
     windows_ = question_answering.windows_of(request, QA.tokenizer)
-    assert [(w["first"], w["count"], w["question"] + 2) for w in windows] == [
-        (part.start, len(part), encoding.start) for part, encoding in zip(windows_.token_ranges, windows_.encodings, strict=True)
+    assert [(part.start, len(part), encoding.start) for part, encoding in zip(windows_.token_ranges, windows_.encodings, strict=True)] == [
+        (w["first"], w["count"], w["question"] + 2) for w in windows
     ]
     rows = [{f"{name}_logits": np.array(w[name], dtype=np.float32) for name in ("start", "end")} for w in windows]
     return windows_, rows
@@ -53,12 +53,12 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
     for request, windows, expected in pairs(case, duplicates="sum"):
         _, rows = windows_and_rows(request, windows)
         result = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
-        assert isinstance(result, list) == (request.parameters.top_k > 1)
+        assert (request.parameters.top_k > 1) == isinstance(result, list)
         actual, right = as_list(result), as_list(expected)
-        assert [pytest.approx(item["score"], abs=1e-6) for item in right] == [item["score"] for item in actual]
+        assert [item["score"] for item in actual] == [pytest.approx(item["score"], abs=1e-6) for item in right]
         for score in {item["score"] for item in right}:
             same = [{(a["answer"], a["start"], a["end"]) for a in side if abs(a["score"] - score) < 1e-6} for side in (right, actual)]
-            assert same[0] == same[1]
+            assert same[1] == same[0]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)

@@ -35,12 +35,12 @@ def sigmoid(logits: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
 def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> None:
     """Order and texts are equal; scores agree to 1e-6."""
     if not case["logits"]:
-        assert [] == case["answer"]
+        assert case["answer"] == []
         return
     rows = [{"logits": np.array([logit], dtype=np.float32)} for logit in case["logits"]]
     answer = decode(rerank, request_of(case), rows, Head(("LABEL_0",)))
 
-    assert [item | {"score": pytest.approx(item["score"], abs=1e-6)} for item in case["answer"]] == answer
+    assert answer == [item | {"score": pytest.approx(item["score"], abs=1e-6)} for item in case["answer"]]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)

@@ -26,8 +26,8 @@ def answer(request: TextInput[token_classification.TokenClassificationParameters
     """Returns the entities of stored logits, which are placed between the special tokens."""
     batch, (tokens,) = encode(token_classification, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
     cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
-    assert [tokens.ids[span.start : span.stop] for span in cuts] == [encoding.ids[1:-1].tolist() for encoding in batch.encodings]
-    assert (window_spans(tokens, cuts) if len(cuts) > 1 else ()) == batch.read_spans
+    assert [encoding.ids[1:-1].tolist() for encoding in batch.encodings] == [tokens.ids[span.start : span.stop] for span in cuts]
+    assert batch.read_spans == (window_spans(tokens, cuts) if len(cuts) > 1 else ())
     rows = []
     for encoding, window in zip(batch.encodings, windows, strict=False):
         logits = np.zeros((len(encoding), LABELS), dtype=np.float32)
@@ -49,9 +49,9 @@ def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) ->
         body.task_inputs(NER.manifest), expected if body.is_list else [expected], actual if body.is_list else [actual], strict=True
     ):
         keys = [key for key in ("entity", "entity_group", "index", "start", "end") if expected_text and key in expected_text[0]]
-        assert [[item[key] for key in keys] for item in expected_text] == [[item[key] for key in keys] for item in actual_text]
-        assert [pytest.approx(item["score"], abs=1e-6) for item in expected_text] == [item["score"] for item in actual_text]
-        assert [request.text[item["start"] : item["end"]] for item in actual_text] == [item["word"] for item in actual_text]
+        assert [[item[key] for key in keys] for item in actual_text] == [[item[key] for key in keys] for item in expected_text]
+        assert [item["score"] for item in actual_text] == [pytest.approx(item["score"], abs=1e-6) for item in expected_text]
+        assert [item["word"] for item in actual_text] == [request.text[item["start"] : item["end"]] for item in actual_text]
 
 
 @pytest.mark.parametrize("step", embedded.STEPS)

@@ -28,8 +28,8 @@ def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str
     path = tmp_path / "cpuinfo"
     path.write_text(text)
 
-    assert instructions == cpu_instructions(path)
-    assert name == hardware.cpu_name(path)
+    assert cpu_instructions(path) == instructions
+    assert hardware.cpu_name(path) == name
 
 
 CGROUPS = [
@@ -50,4 +50,4 @@ def test_usable_cores_respect_the_cgroup_quota(files: dict[str, str], cores: int
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert cores == hardware.usable_cores(tmp_path)
+    assert hardware.usable_cores(tmp_path) == cores

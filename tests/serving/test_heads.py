@@ -34,7 +34,7 @@ def test_labels_with_equal_scores_are_in_reverse_order() -> None:
     """The pipeline has this order too, because it reverses numpy's argsort."""
     request = TextInput("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
     items = decode(zero_shot, request, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
-    assert ["c", "b", "a"] == [item["label"] for item in items]
+    assert [item["label"] for item in items] == ["c", "b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_labels_with_equal_scores_are_in_reverse_order() -> None:
 def test_models_of_a_derived_task_are_recognized_by_their_labels(task: Any, labels: tuple[str, ...], place: int | None) -> None:
     """An NLI model has several labels, and the first that begins with "entail" counts. A cross-encoder has one, or a relevant one of two."""
     find = {zero_shot: zero_shot.entailment, rerank: rerank.relevant_label}[task]
-    assert place == find(labels)
-    assert (place is not None) == task.SPEC.derivation.compatible(Head(labels=labels))
+    assert find(labels) == place
+    assert task.SPEC.derivation.compatible(Head(labels=labels)) == (place is not None)
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8), st.sampled_from([0, 1]))
@@ -81,14 +81,14 @@ def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float
         head = Head(labels=tuple(names), activation=activation)
         for raw, numbers in ((False, expected), (True, logits_)):
             items = decode(rerank, rerank.RerankBody(query="query", texts=texts, raw_scores=raw), logits(*values), head)
-            assert {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in items} == dict(enumerate(numbers.tolist()))
+            assert dict(enumerate(numbers.tolist())) == {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in items}
             assert all(a["score"] >= b["score"] for a, b in pairwise(items))
 
 
 def test_logits_give_the_order_where_all_scores_are_1() -> None:
     request = rerank.RerankBody(query="query", texts=["a", "b", "c"])
     answer = decode(rerank, request, logits((18.0,), (20.0,), (19.0,)), Head(labels=("LABEL_0",)))
-    assert [(1, 1.0), (2, 1.0), (0, 1.0)] == [(item["index"], item["score"]) for item in answer]
+    assert [(item["index"], item["score"]) for item in answer] == [(1, 1.0), (2, 1.0), (0, 1.0)]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_manifest_with_invalid_layers_is_refused(fields: dict[str, Any], value
 
 
 def test_a_zero_vector_stays_zero() -> None:
-    assert [0.0, 0.0] == embed.normalized(np.zeros(2, dtype=np.float32)).tolist()
+    assert embed.normalized(np.zeros(2, dtype=np.float32)).tolist() == [0.0, 0.0]
 
 
 def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
@@ -149,15 +149,15 @@ TO_BILOU = str.maketrans("ES", "LU")
 
 @given(labels=st.lists(st.sampled_from(BIOES), min_size=1, max_size=ROOM))
 def test_bioes_and_bilou_entities_equal_those_of_conlleval(labels: list[str], tokenizer: Tokenizer) -> None:
-    assert chunks(labels) == entities(labels, BIOES, tokenizer)
+    assert entities(labels, BIOES, tokenizer) == chunks(labels)
     other = tuple(label[:1].translate(TO_BILOU) + label[1:] for label in BIOES)
-    assert chunks(labels) == entities([label[:1].translate(TO_BILOU) + label[1:] for label in labels], other, tokenizer)
+    assert entities([label[:1].translate(TO_BILOU) + label[1:] for label in labels], other, tokenizer) == chunks(labels)
 
 
 def test_labels_that_are_no_tags_keep_their_names(tokenizer: Tokenizer) -> None:
     """Neighbors with the same label are one entity, and a hyphen in a label does not make a letter."""
     names, tags = ("O", "E-MAIL", "PER"), ("O", "I-E-MAIL", "PER")
-    assert [("PER", 0, 1), ("E-MAIL", 2, 3)] == entities(["PER", "PER", "E-MAIL", "E-MAIL", "O"], names, tokenizer, tags)
+    assert entities(["PER", "PER", "E-MAIL", "E-MAIL", "O"], names, tokenizer, tags) == [("PER", 0, 1), ("E-MAIL", 2, 3)]
 
 
 @pytest.mark.parametrize("strategy", ["none", "simple"])
@@ -166,20 +166,20 @@ def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, stra
     logits = np.array([[0, 0], [9, 0], [0, 9], [0, 0]], dtype=np.float32)
     head = Head(labels=("o", "b-per"), tags=("O", "B-per"))
     request = ner_input("film film", aggregation_strategy=strategy, ignore_labels=ignored_labels)
-    assert count == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
+    assert len(decode(token_classification, request, [{"logits": logits}], head, tokenizer)) == count
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
     rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
 
-    assert list("bdac") == [item["label"] for item in decode(classify, classify_input(""), rows, Head(tuple("abcd")))]
+    assert [item["label"] for item in decode(classify, classify_input(""), rows, Head(tuple("abcd")))] == list("bdac")
 
 
 def test_the_models_own_activation_is_the_default() -> None:
     """Without `function_to_apply`, a multi-label model applies a sigmoid to each label."""
     rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
 
-    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify_input(""), rows, Head(("a", "b"), "sigmoid"))]
+    assert [item["score"] for item in decode(classify, classify_input(""), rows, Head(("a", "b"), "sigmoid"))] == [0.5, 0.5]
 
 
 @given(
@@ -190,7 +190,7 @@ def test_scores_are_finite_for_every_logit(logits: list[float], activation: str)
     with np.errstate(over="ignore"):
         scores = activate(np.array(logits, dtype=np.float32), activation)
 
-    assert np.float32 == scores.dtype
+    assert scores.dtype == np.float32
     assert ((scores >= 0) & (scores <= 1)).all()
 
 

@@ -29,11 +29,11 @@ def assert_clear(response: httpx.Response, request: bytes) -> None:
     assert response.status_code in ALLOWED, (response.status_code, response.text[:300], request[:300])
     body = response.json()
     if response.status_code != 200:
-        assert ["error", "error_type", "request_id"] == sorted(body)
+        assert sorted(body) == ["error", "error_type", "request_id"]
         assert 10 < len(body["error"]) < 1_000, request[:300]
         assert "\n" not in body["error"]
     words = [word for word in hostile.LEAKS if word in response.text and word.encode() not in request]
-    assert [] == words, (response.text[:300], request[:300])
+    assert words == [], (response.text[:300], request[:300])
     for name, value in response.headers.items():
         assert value.isascii(), name
         assert value.isprintable(), name
@@ -49,4 +49,4 @@ def test_no_body_breaks_an_endpoint(api: Send, task: str) -> None:
         assert_clear(api("POST", path, content=body), body)
 
     check()
-    assert {"ready": True, "live": True} == api("GET", "/health").json()
+    assert api("GET", "/health").json() == {"ready": True, "live": True}

@@ -25,15 +25,15 @@ def test_the_only_model_is_served_at_the_base_url(tmp_path: Path, task: str) -> 
     expected = call(tmp_path, "POST", "/models/only", json=body).json()
     for path in ("/", "/invocations"):
         actual = call(tmp_path, "POST", path, json=body)
-        assert (200, "only", expected) == (actual.status_code, actual.headers["x-model"], actual.json())
+        assert (actual.status_code, actual.headers["x-model"], actual.json()) == (200, "only", expected)
         assert "did you mean `inputs`?" in error_of(call(tmp_path, "POST", path, json={"input": "good"}), 422, "invalid_value")
         error_of(call(tmp_path, "POST", path, content=b""), 400, "malformed")
 
 
 def test_the_other_tasks_of_the_only_model_are_served_at_the_base_url(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
-    assert [{"label": "film", "score": 1.0}] == [
-        item | {"score": round(item["score"] + 0.5)} for item in call(tmp_path, "POST", "/", json=ZERO).json()
+    assert [item | {"score": round(item["score"] + 0.5)} for item in call(tmp_path, "POST", "/", json=ZERO).json()] == [
+        {"label": "film", "score": 1.0}
     ]
 
 
@@ -62,22 +62,22 @@ LABELS = {"parameters": {"candidate_labels": ["film", "book"]}}
 )
 def test_a_list_of_one_input_is_answered_like_a_single_input(api: Send, path: str, one: Any, more: dict[str, Any]) -> None:
     expected = post(api, {"inputs": one, **more}, path=path).json()
-    assert expected == post(api, {"inputs": [one], **more}, path=path, headers=AGENT).json()
+    assert post(api, {"inputs": [one], **more}, path=path, headers=AGENT).json() == expected
     if path not in ("/classify", "/embed"):
-        assert [expected] == post(api, {"inputs": [one], **more}, path=path).json()
+        assert post(api, {"inputs": [one], **more}, path=path).json() == [expected]
 
 
 @pytest.mark.parametrize("inputs", ["a [MASK] [MASK]", ["a [MASK] [MASK]"]])
 def test_several_masks_give_one_flat_list(api: Send, inputs: Any) -> None:
     first, second = post(api, {"inputs": "a [MASK] [MASK]"}, path="/fill-mask").json()
-    assert first + second == post(api, {"inputs": inputs}, path="/fill-mask", headers=AGENT).json()
+    assert post(api, {"inputs": inputs}, path="/fill-mask", headers=AGENT).json() == first + second
 
 
 def test_tokens_have_an_entity_group(api: Send) -> None:
     body = {"inputs": "a film", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}
     expected = post(api, body, path="/ner").json()
     assert expected
-    assert [{"entity_group": item["entity"]} | item for item in expected] == post(api, body, path="/ner", headers=AGENT).json()
+    assert post(api, body, path="/ner", headers=AGENT).json() == [{"entity_group": item["entity"]} | item for item in expected]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_tokens_have_an_entity_group(api: Send) -> None:
 def test_lists_of_no_or_several_inputs_are_refused(api: Send, path: str, one: Any, more: dict[str, Any], count: int) -> None:
     message = error_of(post(api, {"inputs": [one] * count, **more}, path=path, headers=AGENT), 422, "invalid_value")
     assert "@huggingface/inference" in message
-    assert count == len(post(api, {"inputs": [one] * count, **more}, path=path).json())
+    assert len(post(api, {"inputs": [one] * count, **more}, path=path).json()) == count
 
 
 # the routes of Text Embeddings Inference, with the bodies of its API description
@@ -110,14 +110,14 @@ def test_texts_and_pairs_are_classified(api: Send, inputs: Any, same: Any) -> No
     expected = result_of(api, "/classify", same)
     batch = isinstance(inputs, list) and not any(isinstance(item, str) for item in inputs)
 
-    assert (expected if batch else expected[0]) == result(api, "/predict", inputs=inputs)
+    assert result(api, "/predict", inputs=inputs) == (expected if batch else expected[0])
 
 
 def test_raw_scores_are_logits(api: Send) -> None:
     expected = result_of(api, "/classify", "good", function_to_apply="none")
     more = {"truncate": True, "truncation_direction": "Right", "model": "classifier"}
 
-    assert expected[0] == result(api, "/predict", inputs="good", raw_scores=True, **more)
+    assert result(api, "/predict", inputs="good", raw_scores=True, **more) == expected[0]
     assert "`truncation_direction` must be" in error_of_body(api, "/predict", {"inputs": "good", "truncation_direction": "Left"})
 
 
@@ -131,16 +131,16 @@ def test_embed_all_returns_a_vector_per_token(api: Send) -> None:
     expected = result(api, "/embed", inputs=["good film"], pooling="none", prompt_name="query", normalize=False)
     vectors = result(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
 
-    assert expected == vectors
-    assert [6] == [len(tokens) for tokens in vectors]
+    assert vectors == expected
+    assert [len(tokens) for tokens in vectors] == [6]
 
 
 def test_bodies_of_tei_clients_are_accepted_at_shared_paths(api: Send) -> None:
     """The bodies have the same meaning at `/embed`, `/similarity` and `/rerank`, including capitalized values."""
     options = {"truncate": True, "truncation_direction": "Right"}
     vectors = result(api, "/embed", inputs="good", normalize=True, prompt_name=None, dimensions=2, **options)
-    assert [2] == [len(vector) for vector in vectors]
+    assert [len(vector) for vector in vectors] == [2]
     texts = result(api, "/rerank", query="good", texts=["bad"], raw_scores=False, return_text=True, **options)
-    assert [(0, "bad")] == [(item["index"], item["text"]) for item in texts]
+    assert [(item["index"], item["text"]) for item in texts] == [(0, "bad")]
     scores = result(api, "/similarity", inputs={"source_sentence": "good", "sentences": ["bad"]}, parameters=options)
-    assert 1 == len(scores)
+    assert len(scores) == 1

@@ -80,7 +80,7 @@ def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[s
     )
     shared = None if targets is None else partial(fill_mask.target_slots, targets)
     task_run = begin(fill_mask, fill_mask.FillMaskInput(text, parameters, shared), runs.tokenizer)
-    assert [] == task_run.step.encodings
+    assert task_run.step.encodings == []
     return task_run
 
 
@@ -94,9 +94,9 @@ def test_a_beam_finds_the_best_fillings_that_begin_with_its_kept_tokens(runs: Ru
     best_firsts = {tokens[0] for tokens in sorted(firsts, key=lambda tokens: -firsts[tokens])[:beam]}
     expected = sorted((tokens for tokens in every if tokens[0] in best_firsts), key=lambda tokens: -every[tokens])[:6]
     actual = runs.drive(text_of(runs, text, beam=beam, top_k=6))
-    assert expected == [tuple(item["tokens"]) for item in actual]
-    assert pytest.approx([every[tokens] for tokens in expected], rel=1e-6) == [item["score"] for item in actual]
-    assert [1, beam] == runs.stages
+    assert [tuple(item["tokens"]) for item in actual] == expected
+    assert [item["score"] for item in actual] == pytest.approx([every[tokens] for tokens in expected], rel=1e-6)
+    assert runs.stages == [1, beam]
 
 
 @pytest.mark.parametrize("masks", [1, 2, 3])
@@ -111,12 +111,12 @@ def test_targets_of_several_tokens_have_their_joint_score(runs: Runs, masks: int
     text = "a " + " and ".join(["[MASK]"] * masks)
     actual = runs.drive(text_of(runs, text, beam=64, top_k=1000, targets=list(targets)))
 
-    assert len(expected) == len(actual)
-    assert {combination: pytest.approx(score, rel=1e-6) for combination, score in expected.items()} == {
-        tuple(item["targets"]): item["score"] for item in actual
+    assert len(actual) == len(expected)
+    assert {tuple(item["targets"]): item["score"] for item in actual} == {
+        combination: pytest.approx(score, rel=1e-6) for combination, score in expected.items()
     }
-    assert sorted((item["score"] for item in actual), reverse=True) == [item["score"] for item in actual]
-    assert "a " + " and ".join(actual[0]["targets"]) == actual[0]["sequence"]
+    assert [item["score"] for item in actual] == sorted((item["score"] for item in actual), reverse=True)
+    assert actual[0]["sequence"] == "a " + " and ".join(actual[0]["targets"])
 
 
 def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
@@ -124,9 +124,9 @@ def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
     text = f"{LONG} [MASK] bad bad [MASK] {LONG}"
     task_run = text_of(runs, text, beam=2, top_k=1)
     encoding = task_run.advance([]).encodings[0]
-    assert (32, 1, 2) == (len(encoding), len(encoding.masks), int((encoding.ids == 4).sum()))
+    assert (len(encoding), len(encoding.masks), int((encoding.ids == 4).sum())) == (32, 1, 2)
     assert task_run.step.truncated
-    assert 84 == len(str(runs.drive(text_of(runs, text, beam=2, top_k=1))[0]["sequence"]).split())
+    assert len(str(runs.drive(text_of(runs, text, beam=2, top_k=1))[0]["sequence"]).split()) == 84
     with pytest.raises(InvalidValueError, match=r"42 .* 30.*`joint`"):
         text_of(runs, f"[MASK] {LONG} [MASK]", beam=2, top_k=1)
 
@@ -136,8 +136,8 @@ def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
 def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
     task_run = text_of(runs, "good " * before + "[MASK] " + "bad " * between + "[MASK]" + " good" * (40 - before // 2), beam=2, top_k=1)
     encoding = task_run.advance([]).encodings[0]
-    assert (32, 2) == (len(encoding), int((encoding.ids == 4).sum()))
-    assert 4 == encoding.ids[encoding.masks[0]]
+    assert (len(encoding), int((encoding.ids == 4).sum())) == (32, 2)
+    assert encoding.ids[encoding.masks[0]] == 4
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ class EqualRuns(Runs):
 def test_fillings_with_equal_scores_are_ordered_by_token_id(tmp_path: Path) -> None:
     runs = EqualRuns(tmp_path)
     actual = runs.drive(text_of(runs, "[MASK] [MASK]", beam=3, top_k=4))
-    assert [[0, 0], [0, 1], [0, 2], [0, 3]] == [item["tokens"] for item in actual]
+    assert [item["tokens"] for item in actual] == [[0, 0], [0, 1], [0, 2], [0, 3]]
 
 
 def test_texts_in_a_list_are_filled_like_single_texts(api: Send, runs: Runs) -> None:
@@ -175,19 +175,19 @@ def test_texts_in_a_list_are_filled_like_single_texts(api: Send, runs: Runs) -> 
     expected = [runs.drive(text_of(runs, text, beam=3, top_k=4)) for text in texts if text]
     actual = result_of(api, "/fill-mask", [text for text in texts if text], joint=True, beam=3, top_k=4)
     for one, other in zip(expected, actual, strict=True):
-        assert [item["tokens"] for item in one] == [item["tokens"] for item in other]
-        assert pytest.approx([item["score"] for item in one], rel=1e-5) == [item["score"] for item in other]
+        assert [item["tokens"] for item in other] == [item["tokens"] for item in one]
+        assert [item["score"] for item in other] == pytest.approx([item["score"] for item in one], rel=1e-5)
     alone = result_of(api, "/fill-mask", texts[0], joint=True, beam=3, top_k=4)
-    assert [item["sequence"] for item in actual[0]] == [item["sequence"] for item in alone]
-    assert [] == result_of(api, "/fill-mask", [], joint=True)
+    assert [item["sequence"] for item in alone] == [item["sequence"] for item in actual[0]]
+    assert result_of(api, "/fill-mask", [], joint=True) == []
 
 
 def test_one_mask_has_the_same_scores_with_and_without_joint(api: Send) -> None:
     ordinary = result_of(api, "/fill-mask", "a [MASK] film", top_k=9)
     joint = result_of(api, "/fill-mask", "a [MASK] film", joint=True, top_k=9, beam=1)
-    assert [[item["token"]] for item in ordinary] == [item["tokens"] for item in joint]
-    assert [item["sequence"] for item in ordinary] == [item["sequence"] for item in joint]
-    assert pytest.approx([item["score"] for item in ordinary], rel=1e-5) == [item["score"] for item in joint]
+    assert [item["tokens"] for item in joint] == [[item["token"]] for item in ordinary]
+    assert [item["sequence"] for item in joint] == [item["sequence"] for item in ordinary]
+    assert [item["score"] for item in joint] == pytest.approx([item["score"] for item in ordinary], rel=1e-5)
 
 
 def test_an_unknown_target_gives_a_warning(api: Send) -> None:
@@ -212,5 +212,5 @@ def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
         )
         for beam in (4, 64)
     )
-    assert 5 == len(few.json())
+    assert len(few.json()) == 5
     assert " 525" in error_of(many, 413, "too_large")

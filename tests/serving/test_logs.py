@@ -41,7 +41,7 @@ def test_a_log_line_has_the_reason_without_the_callers_data(
     [record] = [record for record in caplog.records if hasattr(record, "request_id")]
     reason = record.__dict__["reason"]
 
-    assert f"{start}: {reason}" == record.getMessage()
+    assert record.getMessage() == f"{start}: {reason}"
     assert value in reason
     assert SECRET not in caplog.text
     assert SECRET not in str(record.__dict__)
@@ -126,7 +126,7 @@ def test_no_error_logs_a_value_of_its_caller(api: Send, caplog: pytest.LogCaptur
 
     assert sum(SECRET in answer.text or str(NUMBER) in answer.text for answer in answers) > len(answers) / 4
     lines = [str(vars(record)) for record in caplog.records]
-    assert [] == [line for line in lines if SECRET in line or str(NUMBER) in line]
+    assert [line for line in lines if SECRET in line or str(NUMBER) in line] == []
 
 
 def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -134,8 +134,15 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
     [record] = [record for record in caplog.records if hasattr(record, "request_id")]
     names = ("request_id", "method", "path", "client", "task", "model", "status", "error_type")
 
-    assert ("r-1", "POST", "/models/tiny", "127.0.0.1", "text-classification", "tiny", 422, "invalid_value") == tuple(
-        record.__dict__[name] for name in names
+    assert tuple(record.__dict__[name] for name in names) == (
+        "r-1",
+        "POST",
+        "/models/tiny",
+        "127.0.0.1",
+        "text-classification",
+        "tiny",
+        422,
+        "invalid_value",
     )
 
 
@@ -178,8 +185,8 @@ def test_an_unread_log_does_not_block_logging(stderr: Stderr) -> None:
         logger.info("later")
     lines = [json.loads(line) for line in stderr.getvalue().splitlines()]
     losses = [line["message"] for line in lines if " lines were lost " in line["message"]]
-    assert [0, 1, 2, 3, 4] == [line["number"] for line in lines[:5]]
-    assert {"level", "logger", "message", "number", "pid", "time"} == set(lines[0])
+    assert [line["number"] for line in lines[:5]] == [0, 1, 2, 3, 4]
+    assert set(lines[0]) == {"level", "logger", "message", "number", "pid", "time"}
     assert losses  # two reports if the thread took its first line between two lines of the test
-    assert sum(int(text.split()[0]) for text in losses) == 20 + 1 - (len(lines) - len(losses))
-    assert "later" == lines[-1]["message"]
+    assert 20 + 1 - (len(lines) - len(losses)) == sum(int(text.split()[0]) for text in losses)
+    assert lines[-1]["message"] == "later"

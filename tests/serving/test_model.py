@@ -41,8 +41,8 @@ async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
         rest = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for _ in range(4)]
         await until_queued(service, 4)
         engine.gate.set()
-        assert [200] * 4 == [answer.status_code for answer in await asyncio.gather(*rest)]
-    assert batches == engine.batches
+        assert [answer.status_code for answer in await asyncio.gather(*rest)] == [200] * 4
+    assert engine.batches == batches
 
 
 @pytest.mark.parametrize("steps", [[], [Step([])], ["again"]], ids=["first rows", "step", "second rows"])
@@ -62,7 +62,7 @@ async def test_an_input_that_cannot_be_decoded_is_named(models: Path, monkeypatc
     async with serving(service) as client:
         answer = await client.post("/classify", json={"inputs": ["good", "fine", "bad", "good"]})
         assert error_of(answer, 413, "too_large").startswith("inputs[2]: ")
-        assert (0, 0) == (service.scheduler.queue.queue_items, service.scheduler.queue.held_tokens)
+        assert (service.scheduler.queue.queue_items, service.scheduler.queue.held_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize(

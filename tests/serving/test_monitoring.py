@@ -68,14 +68,14 @@ def test_every_expression_uses_existing_metrics_and_labels(series: dict[str, set
     selectors = [(metric, set(re.findall(r"(\w+)[=!]", labels_text))) for metric, labels_text in mentions if metric not in WORDS]
     group_labels = {label for labels in re.findall(r"\bby \(([^)]*)\)", bare) for label in labels.split(", ")}
     assert selectors
-    assert [] == [metric for metric, _ in selectors if metric not in series]
-    assert set() == {label for metric, labels in selectors for label in labels - series[metric] - OF_PROMETHEUS}
-    assert set() == group_labels - OF_PROMETHEUS - set.union(*(series[metric] for metric, _ in selectors))
+    assert [metric for metric, _ in selectors if metric not in series] == []
+    assert {label for metric, labels in selectors for label in labels - series[metric] - OF_PROMETHEUS} == set()
+    assert group_labels - OF_PROMETHEUS - set.union(*(series[metric] for metric, _ in selectors)) == set()
 
 
 def test_dashboard_variables_match_the_queries() -> None:
     variables = set(re.findall(r"\$\{?(\w+)", json.dumps([DASHBOARD["panels"], DASHBOARD["templating"]]))) - {"__rate_interval", "__all"}
-    assert variables == {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == variables
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
@@ -87,7 +87,7 @@ def test_every_alert_has_a_runbook_and_tests(rule: dict[str, Any]) -> None:
     [page] = [word for word in runbook.split() if word.endswith(".md")]
     assert runbook.startswith(f"{rule['alert']} ")
     assert f"| {rule['alert']} |" in (ROOT / page).read_text(encoding="utf-8")
-    assert (True, {True, False}) == (outcomes[0], {*outcomes})
+    assert (outcomes[0], {*outcomes}) == (True, {True, False})
 
 
 @pytest.mark.full_grid
@@ -99,7 +99,7 @@ def test_promtool_accepts_the_rules_and_the_configuration(command: tuple[str, ..
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
     process = subprocess.run([promtool, *command], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
-    assert (0, "") == (process.returncode, process.stderr)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def is_drift(before: str, after: str, folder: Path) -> bool:
@@ -122,7 +122,7 @@ def is_drift(before: str, after: str, folder: Path) -> bool:
     }
     (folder / "test.yml").write_text(yaml.safe_dump({"rule_files": [str(PROMETHEUS / "alerts.yml")], "tests": [case]}))
     process = subprocess.run([promtool, "test", "rules", str(folder / "test.yml")], capture_output=True, text=True, check=False)
-    assert 0 == process.returncode or "got:" in process.stdout + process.stderr, process
+    assert process.returncode == 0 or "got:" in process.stdout + process.stderr, process
     return process.returncode == 0
 
 
@@ -141,7 +141,7 @@ async def test_other_texts_are_drift(tmp_path: Path) -> None:
         for texts in (same, other[:100], other):
             await client.post("/classify", json={"inputs": texts})
             pages.append((await client.get("/metrics")).text)
-    assert [False, False, True] == [is_drift(before, after, tmp_path) for before, after in itertools.pairwise(pages)]
+    assert [is_drift(before, after, tmp_path) for before, after in itertools.pairwise(pages)] == [False, False, True]
 
 
 @pytest.fixture(name="prometheus")
@@ -190,16 +190,16 @@ def _after_a_load(server: ServeProcess, log: Path) -> httpx.Client:
 def test_every_panel_and_alert_has_values_under_load(prometheus: httpx.Client) -> None:
     def query(expression: str) -> list[Any]:
         answer = prometheus.get("/api/v1/query", params={"query": expression}).json()
-        assert "success" == answer["status"], answer
+        assert answer["status"] == "success", answer
         result: list[Any] = answer["data"]["result"]
         return result
 
     values = {name: [float(series["value"][1]) for series in query(_filled_in(expression))] for name, expression in QUERIES.items()}
     groups = prometheus.get("/api/v1/rules").json()["data"]["groups"]
     evaluations = [rule for group in groups for rule in group["rules"]]
-    assert [] == [name for name, samples in values.items() if all(map(math.isnan, samples))]
-    assert {rule.get("alert", rule.get("record")): "ok" for rule in RULES} == {rule["name"]: rule["health"] for rule in evaluations}
-    assert [] == [rule["name"] for rule in evaluations if rule.get("state") == "firing"]
+    assert [name for name, samples in values.items() if all(map(math.isnan, samples))] == []
+    assert {rule["name"]: rule["health"] for rule in evaluations} == {rule.get("alert", rule.get("record")): "ok" for rule in RULES}
+    assert [rule["name"] for rule in evaluations if rule.get("state") == "firing"] == []
 
 
 def _filled_in(expression: str) -> str:

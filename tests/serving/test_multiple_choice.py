@@ -43,13 +43,13 @@ def test_choices_are_scored_as_pairs(api: Send, tmp_path: Path, more: dict[str, 
     pairs = [(context, f"{question} {choice}") if context else (question, choice) for choice in QUESTION["choices"]]
     expected = rank(plain_logits(tiny.bundle(tmp_path, task=multiple_choice.TASK), pairs), QUESTION["choices"])
 
-    assert expected == result_of(api, CHOOSE, QUESTION | more)
+    assert result_of(api, CHOOSE, QUESTION | more) == expected
 
 
 def test_a_prompt_is_a_question(api: Send) -> None:
     choices = ["good film", "bad"]
-    assert result_of(api, CHOOSE, {"prompt": "a very", "choices": choices}) == result_of(
-        api, CHOOSE, {"question": "a very", "choices": choices}
+    assert result_of(api, CHOOSE, {"question": "a very", "choices": choices}) == result_of(
+        api, CHOOSE, {"prompt": "a very", "choices": choices}
     )
 
 
@@ -59,7 +59,7 @@ def test_tensors_accept_a_context(api: Send) -> None:
     (scores,) = post(api, {"inputs": tensors, "outputs": [{"name": "score"}]}, path="/v2/models/choices/infer").json()["outputs"]
     expected = result_of(api, CHOOSE, QUESTION | {"context": "the book was dull"})
 
-    assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(scores["data"])
+    assert pytest.approx(scores["data"]) == [item["score"] for item in sorted(expected, key=lambda item: item["index"])]
     pair_tensor = tensors[1] | {"data": ["a", "b"], "shape": [2]}
     message = error_of(post(api, {"inputs": [tensors[0], pair_tensor, tensors[2]]}, path="/v2/models/choices/infer"), 422, "invalid_value")
     assert "`context`" in message
@@ -69,7 +69,7 @@ def test_a_pair_is_truncated_as_in_transformers(tokenizer: Tokenizer) -> None:
     batch = encode(multiple_choice, multiple_choice.MultipleChoiceInput("good", ("bad", LONG), LONG), tokenizer)
     context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
 
-    assert [[2, *context[:27], 3, *short, 3], [2, *context[:14], 3, *long[:15], 3]] == [e.ids.tolist() for e in batch.encodings]
-    assert [0] * 29 + [1] * 3 == batch.encodings[0].type_ids.tolist()
+    assert [e.ids.tolist() for e in batch.encodings] == [[2, *context[:27], 3, *short, 3], [2, *context[:14], 3, *long[:15], 3]]
+    assert batch.encodings[0].type_ids.tolist() == [0] * 29 + [1] * 3
     assert batch.truncated
     assert not encode(multiple_choice, multiple_choice.MultipleChoiceInput("good", ("bad", "film")), tokenizer).truncated

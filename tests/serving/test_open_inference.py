@@ -27,7 +27,7 @@ def infer(api: Send, model: str, *inputs: dict[str, Any], headers: Any = None, *
 
 def outputs(response: httpx.Response) -> dict[str, Any]:
     """Returns the outputs of a response by name, as arrays of their shape."""
-    assert 200 == response.status_code, response.text
+    assert response.status_code == 200, response.text
     return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in response.json()["outputs"]}
 
 
@@ -48,29 +48,29 @@ def test_texts_are_classified(api: Send) -> None:
     response = infer(api, "classifier", texts("inputs", *TEXTS), id="7")
     actual, expected = outputs(response), result(api, "/models/classifier", inputs=TEXTS)
 
-    assert ["label", "score", "scores", "json"] == list(actual)
-    assert [result[0]["label"] for result in expected] == actual["label"].tolist()
-    assert expected == decode_json(actual["json"])
+    assert list(actual) == ["label", "score", "scores", "json"]
+    assert actual["label"].tolist() == [result[0]["label"] for result in expected]
+    assert decode_json(actual["json"]) == expected
     assert_same([in_order(result, tiny.LABELS) for result in expected], actual["scores"].tolist())
     assert_same([result[0]["score"] for result in expected], actual["score"].tolist())
     body = response.json()
-    assert ("classifier", "7") == (body["model_name"], body["id"])
-    assert ["BYTES", "FP32", "FP32", "BYTES"] == [output["datatype"] for output in body["outputs"]]
-    assert "classifier" == response.headers["x-model"]
+    assert (body["model_name"], body["id"]) == ("classifier", "7")
+    assert [output["datatype"] for output in body["outputs"]] == ["BYTES", "FP32", "FP32", "BYTES"]
+    assert response.headers["x-model"] == "classifier"
 
 
 def test_equivalent_shapes_of_texts_give_the_same_scores(api: Send) -> None:
     column = {"name": "inputs", "shape": [2, 1], "datatype": "BYTES"}
     expected = outputs(infer(api, "classifier", texts("inputs", *TEXTS)))["scores"].tolist()
 
-    assert expected == outputs(infer(api, "classifier", {**column, "data": TEXTS}))["scores"].tolist()
-    assert expected == outputs(infer(api, "classifier", {**column, "data": [[text] for text in TEXTS]}))["scores"].tolist()
+    assert outputs(infer(api, "classifier", {**column, "data": TEXTS}))["scores"].tolist() == expected
+    assert outputs(infer(api, "classifier", {**column, "data": [[text] for text in TEXTS]}))["scores"].tolist() == expected
 
 
 def test_an_empty_tensor_gives_empty_outputs(api: Send) -> None:
     actual = outputs(infer(api, "classifier", texts("inputs")))
 
-    assert {"label": (0,), "score": (0,), "scores": (0, 3), "json": (0,)} == {name: value.shape for name, value in actual.items()}
+    assert {name: value.shape for name, value in actual.items()} == {"label": (0,), "score": (0,), "scores": (0, 3), "json": (0,)}
 
 
 def test_null_is_the_same_as_no_value(api: Send) -> None:
@@ -78,7 +78,7 @@ def test_null_is_the_same_as_no_value(api: Send) -> None:
     nulls = {"id": None, "parameters": None, "outputs": [{"name": "label", "parameters": None}]}
     tensor = texts("inputs", *TEXTS) | {"parameters": None}
     expected = outputs(infer(api, "classifier", texts("inputs", *TEXTS)))["label"]
-    assert expected.tolist() == outputs(infer(api, "classifier", tensor, **nulls))["label"].tolist()
+    assert outputs(infer(api, "classifier", tensor, **nulls))["label"].tolist() == expected.tolist()
     assert "label" in outputs(infer(api, "classifier", tensor, outputs=None))
 
 
@@ -86,7 +86,7 @@ def test_pairs_are_classified(api: Send) -> None:
     pairs = [{"text": "good", "text_pair": "film"}, {"text": "bad", "text_pair": "book"}]
     actual = outputs(infer(api, "classifier", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
 
-    assert result(api, "/models/classifier", inputs=pairs) == decode_json(actual["json"])
+    assert decode_json(actual["json"]) == result(api, "/models/classifier", inputs=pairs)
 
 
 def test_parameters_of_the_task_are_supported(api: Send) -> None:
@@ -94,8 +94,8 @@ def test_parameters_of_the_task_are_supported(api: Send) -> None:
     parameters = {"top_k": 1, "function_to_apply": "none"}
     actual = outputs(infer(api, "classifier", texts("inputs", *TEXTS), parameters=parameters))
 
-    assert ["label", "score", "json"] == list(actual)
-    assert result(api, "/models/classifier", inputs=TEXTS, parameters=parameters) == decode_json(actual["json"])
+    assert list(actual) == ["label", "score", "json"]
+    assert decode_json(actual["json"]) == result(api, "/models/classifier", inputs=TEXTS, parameters=parameters)
     assert_same([result[0]["score"] for result in decode_json(actual["json"])], actual["score"].tolist())
 
 
@@ -104,8 +104,8 @@ def test_texts_are_embedded(api: Send) -> None:
     ragged = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"pooling": "none"}))
 
     assert result(api, "/embed", inputs=TEXTS, normalize=True) == actual["embedding"].tolist() == decode_json(actual["json"])
-    assert ["json"] == list(ragged)
-    assert result(api, "/embed", inputs=TEXTS, pooling="none") == decode_json(ragged["json"])
+    assert list(ragged) == ["json"]
+    assert decode_json(ragged["json"]) == result(api, "/embed", inputs=TEXTS, pooling="none")
 
 
 def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
@@ -116,10 +116,10 @@ def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
     label_scores = outputs(infer(api, "nli", texts("inputs", *TEXTS), parameters=labels))
 
     expected = result(api, "/models/ranker", query=query, texts=sentences, raw_scores=True)
-    assert [expected] == decode_json(ranking["json"])
+    assert decode_json(ranking["json"]) == [expected]
     assert_same([{i["index"]: i["score"] for i in expected}[place] for place in range(2)], ranking["score"].tolist())
     similar = result(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
-    assert [similar] == decode_json(similarities["json"])
+    assert decode_json(similarities["json"]) == [similar]
     assert_same(similar, similarities["score"].tolist())
     zero_shot = result(api, "/models/nli", inputs=TEXTS, parameters=labels)
     assert_same(zero_shot, decode_json(label_scores["json"]))
@@ -129,7 +129,7 @@ def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
 def test_a_request_can_select_and_order_outputs(api: Send) -> None:
     actual = outputs(infer(api, "classifier", texts("inputs", *TEXTS), outputs=[{"name": "score"}, {"name": "label"}]))
 
-    assert ["score", "label"] == list(actual)
+    assert list(actual) == ["score", "label"]
 
 
 def pack(*values: str | bytes) -> bytes:
@@ -152,14 +152,14 @@ def binary(
 
 def unpack(response: httpx.Response) -> dict[str, bytes]:
     """Returns the binary outputs of a response by name."""
-    assert 200 == response.status_code, response.text
+    assert response.status_code == 200, response.text
     at = int(response.headers[HEADER])
     values = {}
     for output in json.loads(response.content[:at])["outputs"]:
         size = output.get("parameters", {}).get("binary_data_size")
         if size is not None:
             values[output["name"]], at = response.content[at : at + size], at + size
-    assert at == len(response.content)
+    assert len(response.content) == at
     return values
 
 
@@ -170,11 +170,11 @@ def test_texts_and_outputs_can_be_binary(api: Send) -> None:
     actual = unpack(response)
     mixed = binary(api, "classifier", parts, outputs=[{"name": "label"}, {"name": "score", "parameters": {"binary_data": True}}])
 
-    assert "application/octet-stream" == response.headers["content-type"]
-    assert pack(*expected["label"]) == actual["label"]
-    assert pack(*expected["json"]) == actual["json"]
-    assert expected["scores"].astype("<f4").tobytes() == actual["scores"]
-    assert {"score": actual["score"]} == unpack(mixed)
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert actual["label"] == pack(*expected["label"])
+    assert actual["json"] == pack(*expected["json"])
+    assert actual["scores"] == expected["scores"].astype("<f4").tobytes()
+    assert unpack(mixed) == {"score": actual["score"]}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_texts_and_outputs_can_be_binary(api: Send) -> None:
 )
 def test_broken_binary_texts_are_refused(api: Send, data: bytes, shape: list[int], status: int) -> None:
     response = binary(api, "classifier", {"inputs": ("BYTES", shape, data)})
-    assert status == response.status_code
+    assert response.status_code == status
     assert "`inputs`" in response.json()["error"]
 
 
@@ -249,7 +249,7 @@ def test_a_request_can_have_its_deadline_in_microseconds(api: Send) -> None:
 @pytest.mark.parametrize("shape", [[10**12, 1], [2**62] * 8, [10**4299]])
 def test_a_huge_shape_is_refused(api: Send, shape: list[int]) -> None:
     response = api("POST", "/v2/models/classifier/infer", content=json.dumps({"inputs": [GOOD | {"shape": shape}]}).encode())
-    assert 413 == response.status_code or "shape" in error_of_response(response)
+    assert response.status_code == 413 or "shape" in error_of_response(response)
 
 
 def test_too_many_tensors_or_texts_are_refused(api: Send) -> None:
@@ -259,9 +259,9 @@ def test_too_many_tensors_or_texts_are_refused(api: Send) -> None:
 
 def test_server_metadata_and_health_are_served(api: Send) -> None:
     assert "bertserve" == api("GET", "/v2").json()["name"] == api("GET", "/v2/").json()["name"]
-    assert {"live": True} == api("GET", "/v2/health/live").json()
-    assert {"ready": True, "live": True} == api("GET", "/v2/health/ready").json()
-    assert 200 == api("GET", "/v2/models/nli/ready").status_code
+    assert api("GET", "/v2/health/live").json() == {"live": True}
+    assert api("GET", "/v2/health/ready").json() == {"ready": True, "live": True}
+    assert api("GET", "/v2/models/nli/ready").status_code == 200
     error_of(api("GET", "/v2/models/none/ready"), 404, "not_found")
 
 
@@ -277,8 +277,8 @@ def test_model_metadata_match_the_requests_and_responses(api: Send, model: str) 
     def summary(fields: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
         return [(field["name"], field["datatype"], len(field["shape"])) for field in fields]
 
-    assert (model, "onnx_onnxv1") == (metadata["name"], metadata["platform"])
-    assert summary(metadata["outputs"]) == summary(actual)
+    assert (metadata["name"], metadata["platform"]) == (model, "onnx_onnxv1")
+    assert summary(actual) == summary(metadata["outputs"])
 
 
 def test_instances_give_predictions(api: Send) -> None:
@@ -289,10 +289,10 @@ def test_instances_give_predictions(api: Send) -> None:
     def predictions(model: str, instances: Any, **parameters: Any) -> Any:
         return result(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
 
-    assert result(api, "/models/classifier", inputs=TEXTS, parameters={"top_k": 1}) == predictions("classifier", TEXTS, top_k=1)
-    assert [result(api, "/models/passages", inputs=question)] == predictions("passages", [question])
-    assert result(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
-    assert [] == predictions("classifier", [])
+    assert predictions("classifier", TEXTS, top_k=1) == result(api, "/models/classifier", inputs=TEXTS, parameters={"top_k": 1})
+    assert predictions("passages", [question]) == [result(api, "/models/passages", inputs=question)]
+    assert predictions("nli", TEXTS, **labels) == result(api, "/models/nli", inputs=TEXTS, parameters=labels)
+    assert predictions("classifier", []) == []
 
 
 @pytest.mark.parametrize(

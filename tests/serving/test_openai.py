@@ -29,14 +29,14 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Send:
 
 def openai_error(response: httpx.Response, status: int, kind: str, code: str) -> str:
     """Returns the message of an error after checking its status and OpenAI's format."""
-    assert status == response.status_code, response.text
+    assert response.status_code == status, response.text
     body = response.json()
     message = body["error"].pop("message")
-    assert {
+    assert body == {
         "error": {"type": kind, "param": None, "code": code},
         "error_type": code,
         "request_id": response.headers["x-request-id"],
-    } == body
+    }
     return str(message)
 
 
@@ -45,18 +45,18 @@ def test_embeddings_equal_those_of_embed(api: Send) -> None:
     actual = result(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
 
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(expected)]
-    assert {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}} == actual
+    assert actual == {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}}
 
 
 def test_embeddings_can_be_shortened_and_encoded_as_base64(api: Send) -> None:
     """The base64 text has float32 values. `dimensions` keeps the first ones, with length 1. `user` and null keys have no effect."""
     whole = np.array(result(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"])
-    assert pytest.approx(1, abs=1e-6) == np.linalg.norm(whole)  # whatever the model's own setting
+    assert np.linalg.norm(whole) == pytest.approx(1, abs=1e-6)  # whatever the model's own setting
     first = whole[:3]
     more = {"user": "me", "encoding_format": "base64", "dimensions": 3, "unknown": None}
     base64_text = result(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
 
-    assert first / np.linalg.norm(first) == pytest.approx(np.frombuffer(base64.b64decode(base64_text), "<f4"), abs=1e-6)
+    assert pytest.approx(np.frombuffer(base64.b64decode(base64_text), "<f4"), abs=1e-6) == first / np.linalg.norm(first)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_models_are_listed(api: Send) -> None:
     one = api("GET", "/v1/models/vectors").json()
 
     assert ["classes", "ranker", "tokens", "vectors"] == [model["id"] for model in page["data"]] == page["models"]
-    assert "list" == page["object"]
+    assert page["object"] == "list"
     assert isinstance(one.pop("created"), int)
     expected = {"id": "vectors", "object": "model", "owned_by": "bertserve", "task": "feature-extraction", "name": "vectors", "ready": True}
-    assert expected == one
+    assert one == expected
 
 
 @pytest.mark.parametrize("path", RERANKS)
@@ -137,18 +137,18 @@ def test_documents_are_ranked_like_the_texts_of_rerank(api: Send, path: str) -> 
 
     objects = [*documents[:2], {"text": "film"}]
     results = [{"index": item["index"], "relevance_score": item["score"], "document": objects[item["index"]]} for item in expected]
-    assert results == actual.pop("results")
+    assert actual.pop("results") == results
     tokens = 3 * 4 + 4  # [CLS] good [SEP] and a last [SEP] for each of 3 texts, which have 4 tokens
-    assert {
+    assert {key: actual[key] for key in ("model", "usage", "meta")} == {
         "model": "ranker",
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "meta": {"tokens": {"input_tokens": tokens}},
-    } == {key: actual[key] for key in ("model", "usage", "meta")}
+    }
 
 
 def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
     answer = post(api, {"query": "good", "documents": ["bad"]}, path="/v2/rerank")
 
-    assert answer.json()["id"] == answer.headers["x-request-id"]
-    assert [{"index": 0}] == [{"index": item["index"]} for item in answer.json()["results"]]
-    assert [] == result(api, "/v2/rerank", query="good", documents=[])["results"]
+    assert answer.headers["x-request-id"] == answer.json()["id"]
+    assert [{"index": item["index"]} for item in answer.json()["results"]] == [{"index": 0}]
+    assert result(api, "/v2/rerank", query="good", documents=[])["results"] == []

@@ -16,11 +16,11 @@ PROBES = ("/health", "/health/live", "/health/ready", "/classify/health", "/mode
 
 def test_a_model_is_described(models: Path) -> None:
     page = call(models, "GET", "/models/tiny").json()
-    assert page == call(models, "GET", "/models/tiny/info").json()
-    assert (page["name"], page["task"], page["labels"]) == ("tiny", "text-classification", list(tiny.LABELS))
-    assert ("cpu", "fp32") == (page["provider"], page["precision"])
-    assert 32 == page["limits"]["max_tokens"]
-    assert 0.0 == page["validation"]["worst_abs_error"]
+    assert call(models, "GET", "/models/tiny/info").json() == page
+    assert ("tiny", "text-classification", list(tiny.LABELS)) == (page["name"], page["task"], page["labels"])
+    assert (page["provider"], page["precision"]) == ("cpu", "fp32")
+    assert page["limits"]["max_tokens"] == 32
+    assert page["validation"]["worst_abs_error"] == 0.0
 
 
 def test_the_page_of_a_fill_mask_model_has_its_mask_token(tmp_path: Path) -> None:
@@ -28,19 +28,19 @@ def test_the_page_of_a_fill_mask_model_has_its_mask_token(tmp_path: Path) -> Non
     tiny.bundle(tmp_path, "masks", task="fill-mask")
     tiny.bundle(tmp_path, "labels")
 
-    assert ["[MASK]", None] == [call(tmp_path, "GET", f"/models/{name}").json().get("mask_token") for name in ("masks", "labels")]
+    assert [call(tmp_path, "GET", f"/models/{name}").json().get("mask_token") for name in ("masks", "labels")] == ["[MASK]", None]
 
 
 def test_all_models_are_listed(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "b")
     tiny.bundle(tmp_path, "a")
     response = call(tmp_path, "GET", "/models")
-    assert 2 == len(response.text.splitlines())
+    assert len(response.text.splitlines()) == 2
     assert all(len(line) < 400 for line in response.text.splitlines())
     pages = [call(tmp_path, "GET", f"/models/{name}").json() for name in ("a", "b")]
-    assert response.json() == [{name: page[name] for name in response.json()[0]} for page in pages]
+    assert [{name: page[name] for name in response.json()[0]} for page in pages] == response.json()
     short = {"name", "task", "endpoints", "default_of", "version", "provider", "precision", "max_tokens"}
-    assert [short, short] == [set(model) for model in response.json()]
+    assert [set(model) for model in response.json()] == [short, short]
     assert {"validation", "metrics", "source", "labels"} < set(pages[0])
 
 
@@ -61,14 +61,14 @@ def test_info_has_the_limits(models: Path) -> None:
         "threads": 3,
     }
     page = call(models, "GET", "/info", settings=limits).json()
-    assert page["limits"] == limits
-    assert page["version"] == __version__
-    assert {"tiny": "text-classification"} == page["models"]
+    assert limits == page["limits"]
+    assert __version__ == page["version"]
+    assert page["models"] == {"tiny": "text-classification"}
 
 
 def test_a_valid_request_id_is_returned_once_and_another_one_replaced(models: Path) -> None:
     for request_id in ("a", "A-1._z", "x" * 128):
-        assert post(models, {"inputs": "good"}, headers={"x-request-id": request_id}).headers.get_list("x-request-id") == [request_id]
+        assert [request_id] == post(models, {"inputs": "good"}, headers={"x-request-id": request_id}).headers.get_list("x-request-id")
     for request_id in ("", "x" * 129, "a b", "é", "a\tb", "<script>"):
         response = post(models, {"inputs": "good"}, headers={"x-request-id": request_id.encode()})
         assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
@@ -77,7 +77,7 @@ def test_a_valid_request_id_is_returned_once_and_another_one_replaced(models: Pa
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/info", "/metrics", "/health", "/nowhere", "/docs/static/swagger-ui.css"])
 def test_every_answer_has_a_request_id(models: Path, path: str) -> None:
-    assert ["r-1"] == call(models, "GET", path, headers={"x-request-id": "r-1"}).headers.get_list("x-request-id")
+    assert call(models, "GET", path, headers={"x-request-id": "r-1"}).headers.get_list("x-request-id") == ["r-1"]
 
 
 async def test_the_access_log_has_no_probes(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -85,9 +85,9 @@ async def test_the_access_log_has_no_probes(models: Path, caplog: pytest.LogCapt
 
     caplog.set_level("INFO", logger="bertserve.access")
     async with serving(state_of(models, access_log=True)) as client:
-        assert {200} == {(await client.get(path)).status_code for path in (*probes, "/info")}
-        assert 404 == (await client.get("/models/ready")).status_code  # not a probe, but a model of that name
-    assert 2 == len([record for record in caplog.records if record.name == "bertserve.access"])
+        assert {(await client.get(path)).status_code for path in (*probes, "/info")} == {200}
+        assert (await client.get("/models/ready")).status_code == 404  # not a probe, but a model of that name
+    assert len([record for record in caplog.records if record.name == "bertserve.access"]) == 2
 
 
 def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:
@@ -96,10 +96,10 @@ def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:
         (method, path): operation["operationId"] for path, methods in document["paths"].items() for method, operation in methods.items()
     }
 
-    assert len(names) == len(set(names.values()))
-    assert ("classify", "fill_mask") == (names["post", "/classify"], names["post", "/fill-mask"])
-    assert ("models_by_name", "get_models_by_name") == (names["post", "/models/{name}"], names["get", "/models/{name}"])
-    assert [] == [name for name in names.values() if not re.fullmatch("[a-z][a-z0-9_]*", name)]
+    assert len(set(names.values())) == len(names)
+    assert (names["post", "/classify"], names["post", "/fill-mask"]) == ("classify", "fill_mask")
+    assert (names["post", "/models/{name}"], names["get", "/models/{name}"]) == ("models_by_name", "get_models_by_name")
+    assert [name for name in names.values() if not re.fullmatch("[a-z][a-z0-9_]*", name)] == []
 
 
 def shape(value: Any) -> Any:
@@ -127,6 +127,6 @@ def test_every_openapi_example_is_answered(tmp_path: Path) -> None:
         if "example" in response:
             shapes[route.path] = (shape(response["example"]), shape(answer.json()))
 
-    assert {200} == set(answers.values()), answers
-    assert 5 == len(shapes)
-    assert [] == [(path, *pair) for path, pair in shapes.items() if pair[0] != pair[1]]
+    assert set(answers.values()) == {200}, answers
+    assert len(shapes) == 5
+    assert [(path, *pair) for path, pair in shapes.items() if pair[0] != pair[1]] == []

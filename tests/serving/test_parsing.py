@@ -45,7 +45,7 @@ def test_a_body_with_too_many_elements_is_refused_before_it_is_parsed(raw: str, 
     ],
 )
 def test_structure_within_a_text_does_not_count(text: str) -> None:
-    assert {"inputs": json.loads(f'"{text}"')} == parse(f'{{"inputs": "{text}"}}'.encode())
+    assert parse(f'{{"inputs": "{text}"}}'.encode()) == {"inputs": json.loads(f'"{text}"')}
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/classifier", "/v1/models/classifier:predict", "/v2/models/classifier/infer"])
@@ -71,11 +71,11 @@ _TENSOR = '{"name": "inputs", "shape": [%s], "datatype": "BYTES", "data": [%s]}'
 def test_an_odd_value_never_causes_a_server_error(api: Send, path: str, body: str) -> None:
     """The bodies of tasks are in test_hostile.py."""
     statuses = [api("POST", path, content=(body % value).encode()).status_code for value in _ODD]
-    assert [] == [value[:20] for value, status in zip(_ODD, statuses, strict=True) if status >= 500]
+    assert [value[:20] for value, status in zip(_ODD, statuses, strict=True) if status >= 500] == []
 
 
 def test_the_limits_admit_the_largest_regular_bodies() -> None:
     """They admit lists up to the limit, as many pairs as `--max-inputs` can allow, and two tensors with 131072 token ids each."""
-    assert MAX_CONTAINERS - 1 == len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]"))
-    assert 16384 == len(parse(json.dumps([{"text": "a,:[{", "text_pair": "b"}] * 16384).encode()))
-    assert 2 == len(parse(b"[" + b",".join([b"[" + b"12023," * (2**17 - 1) + b"12023]"] * 2) + b"]"))
+    assert len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]")) == MAX_CONTAINERS - 1
+    assert len(parse(json.dumps([{"text": "a,:[{", "text_pair": "b"}] * 16384).encode())) == 16384
+    assert len(parse(b"[" + b",".join([b"[" + b"12023," * (2**17 - 1) + b"12023]"] * 2) + b"]")) == 2

@@ -21,16 +21,16 @@ def test_the_service_serves_a_page_and_all_its_files(models: Path, page: str) ->
     answers = [call(models, "GET", httpx.URL("http://test").join(page).join(file).path) for file in files]
     types = {answer.headers["content-type"].partition(";")[0] for answer in answers}
 
-    assert {200} == {answer.status_code for answer in answers}
-    assert [] == [file for file in files if file.startswith(("http:", "https:", "//", "/"))]
+    assert {answer.status_code for answer in answers} == {200}
+    assert [file for file in files if file.startswith(("http:", "https:", "//", "/"))] == []
     assert {"text/css", "text/javascript"} <= types
 
 
 def test_the_files_of_the_docs_are_served_from_memory(models: Path) -> None:
     """A range request gets the whole file, because a range would keep a file open while the client reads."""
     whole, part = (call(models, "GET", "/docs/static/swagger-ui.css", headers=headers) for headers in ({}, {"range": "bytes=0-9"}))
-    assert (200, 200, whole.content) == (whole.status_code, part.status_code, part.content)
-    assert 404 == call(models, "GET", "/docs/static/nothing.js").status_code
+    assert (whole.status_code, part.status_code, part.content) == (200, 200, whole.content)
+    assert call(models, "GET", "/docs/static/nothing.js").status_code == 404
 
 
 def test_the_page_loads_nothing_from_other_hosts(models: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_page_loads_nothing_from_other_hosts(models: Path) -> None:
         address for file in FOLDER.iterdir() if file.is_file() for address in re.findall(r"https?://[^\s\"']+", file.read_text("utf-8"))
     }
 
-    assert {"http://www.w3.org/2000/svg"} == addresses  # an XML namespace
+    assert addresses == {"http://www.w3.org/2000/svg"}  # an XML namespace
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
 
@@ -50,17 +50,17 @@ def test_every_task_has_a_form(models: Path) -> None:
         re.findall(r"^  (\w+): (?:\{|[A-Z]+,)", (FOLDER / "forms.js").read_text("utf-8").partition("export const VIEWS")[2], re.MULTILINE)
     )
 
-    assert [f"/{spec.path}" for spec in TASKS.values()] == list(forms)
-    assert {"json"} | {form["view"] for form in forms.values()} == views
+    assert list(forms) == [f"/{spec.path}" for spec in TASKS.values()]
+    assert views == {"json"} | {form["view"] for form in forms.values()}
     for form in forms.values():
         names = [field["name"] for field in form["fields"]]
-        assert len(set(names)) == len(names)
-        assert [] == [name for example in form["examples"] for name in example["values"] if name not in names]
+        assert len(names) == len(set(names))
+        assert [name for example in form["examples"] for name in example["values"] if name not in names] == []
 
 
 def test_every_file_of_the_folder_is_served() -> None:
-    assert sorted([playground.PAGE, *playground.FILES]) == sorted(
-        file.name for file in FOLDER.iterdir() if file.suffix in {".html", ".css", ".js", ".json"}
+    assert sorted(file.name for file in FOLDER.iterdir() if file.suffix in {".html", ".css", ".js", ".json"}) == sorted(
+        [playground.PAGE, *playground.FILES]
     )
 
 

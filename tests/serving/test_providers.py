@@ -75,17 +75,18 @@ def loader(*, driver: Driver | None, missing: str = "") -> Callable[[str], Any]:
 
 def test_cuda_computes_float32_without_tf32(tmp_path: Path) -> None:
     """With TF32, a float32 graph would not match its validation report. The memory arena grows only by the requested size."""
-    assert ["0", "1"] == [
-        providers.cuda_options(graph(tmp_path / precision, precision=precision))["use_tf32"] for precision in ("fp32", "fp16")
+    assert [providers.cuda_options(graph(tmp_path / precision, precision=precision))["use_tf32"] for precision in ("fp32", "fp16")] == [
+        "0",
+        "1",
     ]
-    assert "kSameAsRequested" == providers.cuda_options(graph(tmp_path / "arena"))["arena_extend_strategy"]
+    assert providers.cuda_options(graph(tmp_path / "arena"))["arena_extend_strategy"] == "kSameAsRequested"
 
 
 def test_sessions_run_on_the_chosen_gpu_within_its_limit(tmp_path: Path) -> None:
     gpu = GpuOptions(2, mem_limit_mib=300)
     spec = graph(tmp_path)
     cuda, tensorrt = providers.cuda_options(spec, None, gpu), providers.tensorrt_options(spec, None, gpu)
-    assert ("2", "2", str(300 * 2**20)) == (cuda["device_id"], tensorrt["device_id"], cuda["gpu_mem_limit"])
+    assert (cuda["device_id"], tensorrt["device_id"], cuda["gpu_mem_limit"]) == ("2", "2", str(300 * 2**20))
     assert "gpu_mem_limit" not in providers.cuda_options(spec)
 
 
@@ -94,10 +95,10 @@ def test_tensorrt_uses_the_precision_of_the_graph_and_the_folder_of_engines(tmp_
     spec = graph(tmp_path, precision=precision)
     for folder, caching, paths in ((None, "0", set()), (tmp_path / "engines", "1", {str(tmp_path / "engines")})):
         options = providers.tensorrt_options(spec, folder)
-        assert flag == options["trt_fp16_enable"]
-        assert "input_ids:4x32,attention_mask:4x32,token_type_ids:4x32" == options["trt_profile_max_shapes"]
-        assert {caching} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
-        assert paths == {value for name, value in options.items() if "path" in name}
+        assert options["trt_fp16_enable"] == flag
+        assert options["trt_profile_max_shapes"] == "input_ids:4x32,attention_mask:4x32,token_type_ids:4x32"
+        assert {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]} == {caching}
+        assert {value for name, value in options.items() if "path" in name} == paths
 
 
 def test_tensorrt_has_a_session_for_short_middle_and_long_texts(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ def test_tensorrt_has_a_session_for_short_middle_and_long_texts(models: Path, mo
     for length in (5, 17, 64):
         engine.run([Encoding(np.zeros(length, dtype=np.int64), np.zeros(length, dtype=np.int64))])
 
-    assert [(8, "input_ids:2x16"), (24, "input_ids:2x32"), (64, "input_ids:2x64")] == runs
+    assert runs == [(8, "input_ids:2x16"), (24, "input_ids:2x32"), (64, "input_ids:2x64")]
 
 
 def tensorrt_loader(*majors: str) -> Callable[[str], str]:
@@ -142,11 +143,11 @@ def tensorrt_loader(*majors: str) -> Callable[[str], str]:
 
 def test_tensorrt_is_loaded_from_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", tensorrt_loader("10"))
-    assert "libnvinfer.so.10" == providers.load_tensorrt()
+    assert providers.load_tensorrt() == "libnvinfer.so.10"
     (tmp_path / "tensorrt_libs").mkdir()
     (tmp_path / "tensorrt_libs/__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert str(tmp_path / "tensorrt_libs/libnvinfer.so.10") == providers.load_tensorrt()
+    assert providers.load_tensorrt() == str(tmp_path / "tensorrt_libs/libnvinfer.so.10")
 
 
 @pytest.mark.parametrize("majors", [(), ("11",)])
@@ -186,8 +187,8 @@ def test_incompatible_engines_have_different_folders(tmp_path: Path) -> None:
         folder(compiler="trt101500"),
     ]
 
-    assert len(folders) == len(set(folders))
-    assert folders[0] == folder(shapes=narrower)  # a plan with the same profile
+    assert len(set(folders)) == len(folders)
+    assert folder(shapes=narrower) == folders[0]  # a plan with the same profile
     assert folders[0].name.endswith(f"-NVIDIA-H100-80GB-HBM3-sm9.0-trt101401-ort{sessions.VERSION}")
 
 
@@ -238,10 +239,10 @@ def test_an_allowed_fallback_is_logged_and_reported(
 
     with caplog.at_level(logging.WARNING, logger="bertserve.loading"):
         page = call_fresh(models, "GET", "/info", settings=settings).json()
-    assert ["SERVING ON THE CPU"] == [record.getMessage().split(":")[0] for record in caplog.records]
-    assert ["cuda", "cpu", None] == [page["machine"][name] for name in ("requested_provider", "provider", "gpu")]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["SERVING ON THE CPU"]
+    assert [page["machine"][name] for name in ("requested_provider", "provider", "gpu")] == ["cuda", "cpu", None]
     model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
-    assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("requested_provider", "provider", "precision")]
+    assert [model[name] for name in ("requested_provider", "provider", "precision")] == ["cuda", "cpu", "fp32"]
 
 
 @pytest.mark.parametrize(
@@ -287,8 +288,8 @@ def test_a_gpu_has_defaults_of_its_own(
     tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
     with caplog.at_level(logging.INFO, logger="bertserve.loading"):
         service = state_of(tmp_path, provider="cuda", cuda_graphs=False, **flags)
-    assert (threads, tokens) == (service.scheduler.queue.threads, service.scheduler.queue.max_batch_tokens)
+    assert (service.scheduler.queue.threads, service.scheduler.queue.max_batch_tokens) == (threads, tokens)
     plans = [model.graph.shapes for model in service.registry.models.values()]
-    assert [tokens] == [plan.all_shapes[0][0] * plan.all_shapes[0][1] for plan in plans if plan]
+    assert [plan.all_shapes[0][0] * plan.all_shapes[0][1] for plan in plans if plan] == [tokens]
     [line] = [line for line in caplog.messages if line.startswith("GPU")]
-    assert [0, threads, 8 // flags.get("workers", 1), tokens] == [int(number) for number in re.findall(r"\d+", line)]
+    assert [int(number) for number in re.findall(r"\d+", line)] == [0, threads, 8 // flags.get("workers", 1), tokens]

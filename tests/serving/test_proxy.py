@@ -31,15 +31,15 @@ async def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> No
         ("POST", "/berta/classify"),
     ]
 
-    assert [200, 200, 200, 200, 404] == [answer.status_code for answer in await send_all(models, *calls, root_path="/bert")]
+    assert [answer.status_code for answer in await send_all(models, *calls, root_path="/bert")] == [200, 200, 200, 200, 404]
 
 
 async def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:
     root, bare, document = await send_all(models, ("GET", "/bert/"), ("GET", "/bert"), ("GET", "/bert/openapi.json"), root_path="/bert")
 
     assert '<base href="/bert/">' in root.text
-    assert root.text == bare.text
-    assert [{"url": "/bert"}] == document.json()["servers"]
+    assert bare.text == root.text
+    assert document.json()["servers"] == [{"url": "/bert"}]
 
 
 async def test_the_docs_are_public_and_declare_the_key(models: Path) -> None:
@@ -47,9 +47,9 @@ async def test_the_docs_are_public_and_declare_the_key(models: Path) -> None:
     calls = [("GET", "/docs"), ("GET", "/docs/static/swagger-ui.css"), ("GET", "/openapi.json"), ("POST", "/classify"), ("GET", "/models")]
     *open_ones, document, result, models_page = await send_all(models, *calls, auth=Authenticator(keys(models.parent, "swordfish")))
 
-    assert [200, 200, 200, 401, 401] == [answer.status_code for answer in (*open_ones, document, result, models_page)]
-    assert {"key": {"type": "http", "scheme": "bearer"}} == document.json()["components"]["securitySchemes"]
-    assert [{"key": []}] == document.json()["security"]
+    assert [answer.status_code for answer in (*open_ones, document, result, models_page)] == [200, 200, 200, 401, 401]
+    assert document.json()["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    assert document.json()["security"] == [{"key": []}]
     assert "tiny" not in document.text
     (without_key,) = await send_all(models, ("GET", "/openapi.json"))
     assert "security" not in without_key.json()
@@ -61,9 +61,9 @@ async def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> N
     (answer,) = await send_all(models, ("POST", "/classify"), headers={"origin": PAGE}, auth=auth, cors_origin=[PAGE])
     (preflight,) = await send_all(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, auth=auth, cors_origin=[PAGE])
 
-    assert (401, PAGE) == (answer.status_code, answer.headers["access-control-allow-origin"])
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, PAGE)
     assert {"x-request-id", "inference-header-content-length"} <= {*answer.headers["access-control-expose-headers"].split(", ")}
-    assert (200, PAGE) == (preflight.status_code, preflight.headers["access-control-allow-origin"])
+    assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, PAGE)
     assert "x-request-id" in preflight.headers
     assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
 
@@ -73,7 +73,7 @@ async def test_a_page_of_another_origin_cannot_read_responses(models: Path, orig
     headers = {**PREFLIGHT, "origin": "https://app.example.com.evil.test"}
     preflight, answer = await send_all(models, ("OPTIONS", "/classify"), ("POST", "/classify"), headers=headers, cors_origin=origins)
 
-    assert (status, 200) == (preflight.status_code, answer.status_code)
+    assert (preflight.status_code, answer.status_code) == (status, 200)
     assert "access-control-allow-origin" not in preflight.headers.keys() | answer.headers.keys()
 
 
@@ -91,4 +91,4 @@ def test_the_log_has_the_address_of_the_client(models: Path, tmp_path: Path, fla
         for addresses in ("203.0.113.7, 10.1.2.3", "some words of a caller", "::1%words of a caller"):
             httpx.get(f"{server.url}/models", headers={"x-forwarded-for": addresses})
 
-    assert clients == [line.partition("bertserve.access: ")[2].split()[0] for line in server.lines()]
+    assert [line.partition("bertserve.access: ")[2].split()[0] for line in server.lines()] == clients

@@ -27,7 +27,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     with running(models, tmp_path_factory.mktemp("log") / "log") as server:
         yield server
     log = server.log.read_text()
-    assert [] == [line for line in log.splitlines() if "ERROR" in line or "Traceback" in line]
+    assert [line for line in log.splitlines() if "ERROR" in line or "Traceback" in line] == []
 
 
 @pytest.fixture(name="address", scope="module")
@@ -49,14 +49,14 @@ def assert_clear(answer: Answer, request: bytes) -> None:
     assert answer.status in REFUSALS, (answer, request)
     if answer.body:
         error = json.loads(answer.body)
-        assert ["error", "error_type", "request_id"] == sorted(error)
-        assert error["request_id"] == answer.headers["x-request-id"]
-    assert [] == [word for word in hostile.LEAKS if word.encode() in answer.body and word.encode() not in request], (answer, request)
+        assert sorted(error) == ["error", "error_type", "request_id"]
+        assert answer.headers["x-request-id"] == error["request_id"]
+    assert [word for word in hostile.LEAKS if word.encode() in answer.body and word.encode() not in request] == [], (answer, request)
 
 
 def assert_serves_on(bystander: httpx.Client) -> None:
     answer = bystander.post("/classify", json={"inputs": "good"}, headers={"x-request-id": "bystander"})
-    assert (200, "bystander", "positive") == (answer.status_code, answer.headers["x-request-id"], answer.json()[0][0]["label"])
+    assert (answer.status_code, answer.headers["x-request-id"], answer.json()[0][0]["label"]) == (200, "bystander", "positive")
 
 
 @pytest.mark.parametrize("name", raw_http.CORPUS)
@@ -65,7 +65,7 @@ def test_odd_bytes_get_the_expected_answers(address: tuple[str, int], bystander:
     messages_, expected = raw_http.CORPUS[name]
     messages = [messages_.removesuffix(raw_http.CLEAN), raw_http.CLEAN] if expected[1:] else [messages_]
     answers = exchange(address, *messages, count=len(expected))
-    assert expected == [answer.status for answer in answers]
+    assert [answer.status for answer in answers] == expected
     assert "smuggled" not in {answer.headers["x-request-id"] for answer in answers}
     for answer in answers:
         assert_clear(answer, messages_)
@@ -81,7 +81,7 @@ def test_hostile_bytes_do_not_affect_other_connections(address: tuple[str, int],
         for answer in answers:
             assert_clear(answer, data)
             name = answer.headers["x-request-id"]
-            assert "sent-0" == name or not name.startswith("sent-"), (name, data)
+            assert name == "sent-0" or not name.startswith("sent-"), (name, data)
         assert_serves_on(bystander)
 
     check()

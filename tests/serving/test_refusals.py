@@ -44,7 +44,7 @@ async def test_a_request_that_waits_too_long_expires(models: Path) -> None:
         response = await client.post("/classify", json={"inputs": "bad"}, headers={"x-request-timeout-ms": "50"})
         page = (await client.get("/metrics")).text
     error_of(response, 504, "expired")
-    assert 1 == metric(page, "expired_total")
+    assert metric(page, "expired_total") == 1
 
 
 async def test_a_full_queue_refuses_at_once(models: Path) -> None:
@@ -55,11 +55,11 @@ async def test_a_full_queue_refuses_at_once(models: Path) -> None:
         await until_queued(service, 17)
         response = await client.post("/classify", json={"inputs": ["bad"] * 12})
         engine.gate.set()
-        assert 200 == (await waiting).status_code
+        assert (await waiting).status_code == 200
         page = (await client.get("/metrics")).text
     error_of(response, 429, "overloaded")
     assert int(response.headers["retry-after"]) >= 1
-    assert 1 == metric(page, "refused_total", model="tiny", reason="queue_full")
+    assert metric(page, "refused_total", model="tiny", reason="queue_full") == 1
 
 
 async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path) -> None:
@@ -69,10 +69,10 @@ async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path
         probes = ("/health", "/health/ready", "/classify/health", "/models/tiny/health", "/ping", "/health/live")
         answers = {path: await client.get(path) for path in probes}
         answers |= {"post": await client.post("/classify", json={"inputs": "good"})}
-    assert 200 == answers.pop("/health/live").status_code
+    assert answers.pop("/health/live").status_code == 200
     for response in answers.values():
         error_of(response, 503, "unavailable")
-        assert "1" == response.headers["retry-after"]
+        assert response.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(("inputs", "name"), [("poor", "inputs"), (["good", "bad", "poor"], "inputs[2]")])
@@ -105,11 +105,11 @@ async def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(m
         await asyncio.to_thread(engine.entered.acquire, timeout=20)
         refusal = await client.post("/classify", json={"inputs": "good"})
         error_of(refusal, 503, "unavailable")
-        assert "1" == refusal.headers["retry-after"]
-        assert 200 == (await client.get("/health/ready")).status_code
+        assert refusal.headers["retry-after"] == "1"
+        assert (await client.get("/health/ready")).status_code == 200
         engine.gate.set()
-        assert [200, 200] == [answer.status_code for answer in await asyncio.gather(*running)]
-        assert 200 == (await client.post("/classify", json={"inputs": "good"})).status_code
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
+        assert (await client.post("/classify", json={"inputs": "good"})).status_code == 200
 
 
 async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,8 +124,8 @@ async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models
         """Drops a message."""
 
     await Application(service)(posting(), receive, send)
-    assert 1 == metric(service.metrics.render().decode(), "requests_total", status="499")
-    assert [] == [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert metric(service.metrics.render().decode(), "requests_total", status="499") == 1
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> None:
@@ -144,5 +144,5 @@ async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> Non
 
     await Application(service)(posting(), receive, send)
     await until(lambda: len(messages) == 2)
-    assert 408 == messages[0]["status"]
+    assert messages[0]["status"] == 408
     assert (b"connection", b"close") in messages[0]["headers"]

@@ -36,7 +36,7 @@ def admin_client(state: AppState, folder: Path) -> AbstractAsyncContextManager[h
 async def scores(client: httpx.AsyncClient, name: str = "tiny") -> tuple[float, ...]:
     """Returns the scores of a text, which are different for a model with other weights."""
     answer = await client.post(f"/models/{name}", json=BODY)
-    assert 200 == answer.status_code, answer.text
+    assert answer.status_code == 200, answer.text
     return tuple(item["score"] for item in answer.json()[0])
 
 
@@ -50,7 +50,7 @@ async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> N
         async def send_until_over() -> None:
             while not is_over:
                 answer = await client.post("/classify", json={"inputs": ["good"] * 20})
-                assert 200 == answer.status_code, answer.text
+                assert answer.status_code == 200, answer.text
                 [one] = {tuple(item["score"] for item in result) for result in answer.json()}
                 answers_seen.add(one)
 
@@ -60,16 +60,16 @@ async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> N
             shutil.rmtree(models / "tiny")
             tiny.bundle(models, "tiny", seed=seed)
             answer = await client.post("/models/tiny/load", headers=ADMIN)
-            assert (answer.status_code, answer.json()["version"]) == (200, state.registry.get("tiny").bundle.version)
+            assert (200, state.registry.get("tiny").bundle.version) == (answer.status_code, answer.json()["version"])
         await until(lambda: len(answers_seen) == 4)
         is_over = True
         await asyncio.gather(*clients)
         lines = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith("bertserve_model_info{")]
-        assert 4 == len(lines)
-        assert [f'version="{state.registry.get("tiny").bundle.version}"' in line for line in lines] == [
-            line.endswith(" 1.0") for line in lines
+        assert len(lines) == 4
+        assert [line.endswith(" 1.0") for line in lines] == [
+            f'version="{state.registry.get("tiny").bundle.version}"' in line for line in lines
         ]
-    assert 4 == len(answers_seen)
+    assert len(answers_seen) == 4
 
 
 async def test_models_loaded_at_the_start_are_freed_without_a_collection(
@@ -114,13 +114,13 @@ async def test_the_log_says_who_changed_which_model_and_why_it_failed(
         await client.post("/models/hunter2/unload", headers=ADMIN)
     audit = [vars(record) for record in caplog.records if record.name == "bertserve.audit"]
     [refusal, _] = [vars(record) for record in caplog.records if record.name == "bertserve.errors"]
-    assert [
+    assert [(line["key"], line["action"], line["model"], line["outcome"]) for line in audit] == [
         ("default", "load", "tiny", "done"),
         ("default", "load", "tiny", "invalid_value"),
         ("default", "unload", "tiny", "done"),
         ("default", "unload", "unknown", "not_found"),
-    ] == [(line["key"], line["action"], line["model"], line["outcome"]) for line in audit]
-    assert ("tiny", "/models/tiny/load", answers) == (refusal["model"], refusal["path"], [refusal["reason"]])
+    ]
+    assert (refusal["model"], refusal["path"], [refusal["reason"]]) == ("tiny", "/models/tiny/load", answers)
     assert "hunter2" not in str([vars(record) for record in caplog.records])
 
 
@@ -140,7 +140,7 @@ async def test_a_change_cancelled_at_the_shutdown_is_not_logged_as_done(
         await entry.wait()
         change.cancel()
         await asyncio.wait([change])
-    assert ["cancelled"] == [vars(record)["outcome"] for record in caplog.records if record.name == "bertserve.audit"]
+    assert [vars(record)["outcome"] for record in caplog.records if record.name == "bertserve.audit"] == ["cancelled"]
 
 
 async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: P
         before = await scores(client)
         (models / "tiny/tokenizer.json").write_text("{}")
         assert "`tiny/tokenizer.json`" in error_of(await client.post("/models/tiny/load", headers=ADMIN), 422, "invalid_value")
-        assert await scores(client) == before
+        assert before == await scores(client)
         assert "`tiny/tokenizer.json`" in (await client.get("/models/tiny")).json()["broken"]
         assert 'broken_models{model="tiny"} 1.0' in (await client.get("/metrics")).text
         shutil.rmtree(models / "tiny")
         tiny.bundle(models, "tiny", seed=1)
-        assert 200 == (await client.post("/models/tiny/load", headers=ADMIN)).status_code
+        assert (await client.post("/models/tiny/load", headers=ADMIN)).status_code == 200
         assert await scores(client) != before
         assert "broken" not in (await client.get("/models/tiny")).json()
         assert 'broken_models{model="tiny"} 0.0' in (await client.get("/metrics")).text
@@ -170,7 +170,7 @@ async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: P
     ],
 )
 def test_a_message_for_callers_names_folders_without_their_paths(message: str, expected: str) -> None:
-    assert expected == without_folders(message, [Path("/models"), Path("/models/a"), Path("tiny").parent])
+    assert without_folders(message, [Path("/models"), Path("/models/a"), Path("tiny").parent]) == expected
 
 
 @pytest.mark.parametrize(("action", "status"), [("load", 404), ("reload", 404), ("unload", 200)])
@@ -182,14 +182,14 @@ async def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
     async with admin_client(state, tmp_path) as client:
         (tiny.bundle(models, "other") / "tokenizer.json").write_text("{}")
         error_of(await client.post("/models/other/load", headers=ADMIN), 422, "invalid_value")
-        assert ["other"] == list(state.registry.broken)
+        assert list(state.registry.broken) == ["other"]
         if action != "unload":
             shutil.rmtree(models / "other")
-        assert status == (await client.post(f"/models/other/{action}", headers=ADMIN)).status_code
-        assert [] == list(state.registry.broken)
-        assert 0 == metric((await client.get("/metrics")).text, "broken_models")
+        assert (await client.post(f"/models/other/{action}", headers=ADMIN)).status_code == status
+        assert list(state.registry.broken) == []
+        assert metric((await client.get("/metrics")).text, "broken_models") == 0
     [*_, audit] = [vars(record) for record in caplog.records if record.name == "bertserve.audit"]
-    assert (action, "other", "done" if status == 200 else "not_found") == (audit["action"], audit["model"], audit["outcome"])
+    assert (audit["action"], audit["model"], audit["outcome"]) == (action, "other", "done" if status == 200 else "not_found")
 
 
 async def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -200,15 +200,15 @@ async def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Pat
         async def default_model() -> str:
             return (await client.post("/classify", json=BODY)).headers.get("x-model", "none")
 
-        assert "tiny" == await default_model()
-        assert {"name": "tiny", "unloaded": True} == (await client.post("/models/tiny/unload", headers=ADMIN)).json()
-        assert "other" == await default_model()
+        assert await default_model() == "tiny"
+        assert (await client.post("/models/tiny/unload", headers=ADMIN)).json() == {"name": "tiny", "unloaded": True}
+        assert await default_model() == "other"
         assert "/classify is other (before: tiny)" in caplog.text
         error_of(await client.post("/models/tiny/unload", headers=ADMIN), 404, "not_found")
         await client.post("/models/other/unload", headers=ADMIN)
         assert ": none" in error_of(await client.post("/classify", json=BODY), 404, "not_found")
-        assert 200 == (await client.post("/models/tiny/load", headers=ADMIN)).status_code
-        assert "tiny" == await default_model()
+        assert (await client.post("/models/tiny/load", headers=ADMIN)).status_code == 200
+        assert await default_model() == "tiny"
         error_of(await client.post("/models/nobody/load", headers=ADMIN), 404, "not_found")
 
 
@@ -226,10 +226,10 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     asyncio.run(reloader.refresh())
     after = state.registry.models
 
-    assert ["broken", "new", "same", "tiny"] == list(after)
-    assert [True, True, False] == [after[name] is before[name] for name in ("broken", "same", "tiny")]
+    assert list(after) == ["broken", "new", "same", "tiny"]
+    assert [after[name] is before[name] for name in ("broken", "same", "tiny")] == [True, True, False]
     assert "model broken" in caplog.text
-    assert ["broken"] == list(state.registry.broken)
+    assert list(state.registry.broken) == ["broken"]
     with pytest.raises(InvalidValueError) as error:
         asyncio.run(reloader.load("broken"))
     cause = error.value.__cause__
@@ -237,11 +237,11 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     assert cause.__cause__ is not cause
     shutil.rmtree(models / "broken")
     asyncio.run(reloader.refresh())
-    assert ([], ["new", "same", "tiny"]) == (list(state.registry.broken), list(state.registry.models))
+    assert (list(state.registry.broken), list(state.registry.models)) == ([], ["new", "same", "tiny"])
     after = state.registry.models
     shutil.rmtree(models)
     asyncio.run(reloader.refresh())
-    assert list(state.registry.models) == list(after)
+    assert list(after) == list(state.registry.models)
     assert "cannot reload" in caplog.text
 
 
@@ -263,8 +263,8 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
         tiny.bundle(models, name)
     shutil.rmtree(models / "gone")
     asyncio.run(state.reloader.refresh())
-    assert (["second", "tiny"], ["first"]) == (list(state.registry.models), list(state.registry.broken))
-    assert 1 == metric(state.metrics.render().decode(), "broken_models", model="first")
+    assert (list(state.registry.models), list(state.registry.broken)) == (["second", "tiny"], ["first"])
+    assert metric(state.metrics.render().decode(), "broken_models", model="first") == 1
     [message] = [record.getMessage() for record in caplog.records if "fail_to_load (test_reload.py:" in record.getMessage()]
     assert type(error).__name__ in message
     assert str(error) not in caplog.text
@@ -286,7 +286,7 @@ def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, 
     reason = error.value.message.partition(": ")[2]
     assert len(reason) > 20
     assert str(tmp_path) not in error.value.message
-    assert ["second", "tiny"] == list(state.registry.models)
+    assert list(state.registry.models) == ["second", "tiny"]
 
 
 def test_a_folder_that_cannot_be_a_model_does_not_affect_others(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -300,8 +300,8 @@ def test_a_folder_that_cannot_be_a_model_does_not_affect_others(models: Path, ca
     assert "new model" in caplog.text
     (models / "config.json").write_text("{}")  # as in a checkpoint
     second = asyncio.run(state.reloader.load("tiny"))
-    assert 3 == len({old, first, second})
-    assert ["tiny"] == list(state.registry.models)
+    assert len({old, first, second}) == 3
+    assert list(state.registry.models) == ["tiny"]
 
 
 PATHS = [f"/models/tiny/{what}" for what in ("load", "unload")]
@@ -319,4 +319,4 @@ async def test_a_request_does_not_change_models_of_several_workers(models: Path,
     state = state_of(models, workers=2)
     async with admin_client(state, tmp_path) as client:
         assert "SIGHUP" in error_of(await client.post(path, headers=ADMIN), 409, "conflict")
-    assert ["tiny"] == list(state.registry.models)
+    assert list(state.registry.models) == ["tiny"]

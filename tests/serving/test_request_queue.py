@@ -60,7 +60,7 @@ def test_texts_of_similar_length_share_a_batch() -> None:
     queue = new_queue()
     for tokens in (16, 4, 15):
         add(queue, tokens)
-    assert [16, 15] == [item.length for item in queue.take(0.0)][:2]
+    assert [item.length for item in queue.take(0.0)][:2] == [16, 15]
 
 
 @pytest.mark.parametrize("other", [alone(1.0), FakeRunner(expensive_start)])
@@ -68,7 +68,7 @@ def test_only_texts_of_one_model_share_a_batch(other: FakeRunner) -> None:
     queue = new_queue()
     for runner in (other, MODEL, other):
         add(queue, 8, runner=runner)
-    assert ([2, 1] if other.shares_batches else [1, 1, 1]) == [len(batch) for batch in drain(queue)]
+    assert [len(batch) for batch in drain(queue)] == ([2, 1] if other.shares_batches else [1, 1, 1])
 
 
 def test_texts_are_not_batched_if_a_batch_saves_no_time() -> None:
@@ -76,7 +76,7 @@ def test_texts_are_not_batched_if_a_batch_saves_no_time() -> None:
     queue, runner = new_queue(), FakeRunner(no_fixed_cost)
     for _ in range(4):
         add(queue, 8, runner=runner)
-    assert [1, 1, 1, 1] == [len(batch) for batch in drain(queue)]
+    assert [len(batch) for batch in drain(queue)] == [1, 1, 1, 1]
 
 
 def test_a_short_text_does_not_join_if_its_padding_costs_more_than_its_run() -> None:
@@ -92,7 +92,7 @@ def test_an_item_over_the_batch_limit_runs_alone() -> None:
     """Only the masks of a text, each of which counts as a token, can exceed the limit."""
     queue = new_queue()
     add(queue, 1, 65)
-    assert [[65], [1]] == sorted(([item.length for item in batch] for batch in drain(queue)), reverse=True)
+    assert sorted(([item.length for item in batch] for batch in drain(queue)), reverse=True) == [[65], [1]]
 
 
 def test_admission_is_all_or_nothing() -> None:
@@ -101,8 +101,8 @@ def test_admission_is_all_or_nothing() -> None:
     for sizes in ((40, 1), (1, 1, 39)):
         with pytest.raises(RefusedError) as error:
             add(queue, *sizes)
-        assert "queue_full" == error.value.reason
-    assert (60, [[first]]) == (queue.held_tokens, [[item.request for item in batch] for batch in drain(queue)])
+        assert error.value.reason == "queue_full"
+    assert (queue.held_tokens, [[item.request for item in batch] for batch in drain(queue)]) == (60, [[first]])
 
 
 def test_a_request_holds_its_tokens_until_it_ends() -> None:
@@ -112,7 +112,7 @@ def test_a_request_holds_its_tokens_until_it_ends() -> None:
     with pytest.raises(RefusedError):
         add(queue, 60)
     queue.close(first)
-    assert {add(queue, 60)} == queue.requests
+    assert queue.requests == {add(queue, 60)}
 
 
 def test_large_requests_leave_room_for_small_ones() -> None:
@@ -132,7 +132,7 @@ def test_large_requests_leave_room_for_small_ones() -> None:
         add(empty, 897)
     add(empty, empty.max_request_tokens)
     add(empty, 16)
-    assert 896 + 16 == empty.held_tokens
+    assert empty.held_tokens == 896 + 16
 
 
 def test_later_items_make_a_request_long() -> None:
@@ -142,9 +142,9 @@ def test_later_items_make_a_request_long() -> None:
     assert queue.finish(first, None)
     queue.put_next(explain_request, [(4, None)] * 10)
     short = add(queue, 4, runner=runner)
-    assert [short] == [item.request for item in queue.take(0.0, long_runs=1)]
-    assert [] == queue.take(0.0, long_runs=1)
-    assert [explain_request] == [item.request for item in queue.take(0.0)]
+    assert [item.request for item in queue.take(0.0, long_runs=1)] == [short]
+    assert queue.take(0.0, long_runs=1) == []
+    assert [item.request for item in queue.take(0.0)] == [explain_request]
 
 
 @pytest.mark.parametrize("texts", [1, 2])
@@ -160,7 +160,7 @@ def test_a_request_that_would_miss_its_deadline_is_refused(texts: int) -> None:
 
     with pytest.raises(RefusedError) as error:
         arrive(0.0)
-    assert "deadline" == error.value.reason
+    assert error.value.reason == "deadline"
     with pytest.raises(RefusedError):
         arrive(0.9 * error.value.retry_after_s)
     arrive(error.value.retry_after_s + 0.001)
@@ -186,10 +186,10 @@ def test_a_list_is_admitted_to_a_queue_that_is_as_long_as_it_can_be() -> None:
 def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -> None:
     """A later attempt would have no better chance, so an earlier one is told when the queue will be empty."""
     queue = new_queue()
-    assert {add(queue, *[10] * 5, deadline=1.0, runner=alone(1.0))} == queue.requests
+    assert queue.requests == {add(queue, *[10] * 5, deadline=1.0, runner=alone(1.0))}
     with pytest.raises(RefusedError) as error:
         add(queue, 10, 10, deadline=10.0, runner=alone(9.0))
-    assert 5.0 == error.value.retry_after_s
+    assert error.value.retry_after_s == 5.0
 
 
 def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
@@ -198,7 +198,7 @@ def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
     add(queue, 40, 40, runner=alone(4.0))
     with pytest.raises(RefusedError) as error:
         add(queue, 50)
-    assert 4.2 == error.value.retry_after_s  # 42 of 80 tokens, because large requests leave an eighth of the queue
+    assert error.value.retry_after_s == 4.2  # 42 of 80 tokens, because large requests leave an eighth of the queue
 
 
 SECOND, TENTH = alone(1.0), alone(0.1)
@@ -232,7 +232,7 @@ def test_the_page_about_scheduling_predicts_what_runs_next(question: str) -> Non
         for name, arrival, texts, runner in arrivals:
             if arrival <= now and name not in names.values():
                 names[add(queue, *[8] * texts, now=arrival, runner=runner)] = name
-        assert expected == "".join(names[item.request] for item in queue.take(now))
+        assert "".join(names[item.request] for item in queue.take(now)) == expected
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), min_size=1, max_size=30))
@@ -245,7 +245,7 @@ def test_the_oldest_waiting_item_leads_every_batch(texts: list[tuple[int, int]])
         assert last <= batch[0].priority
         last = batch[0].priority
         waiting -= len(batch)
-    assert 0 == waiting
+    assert waiting == 0
 
 
 def test_the_predicted_wait_of_a_text_counts_only_a_part_of_long_requests() -> None:
@@ -254,9 +254,9 @@ def test_the_predicted_wait_of_a_text_counts_only_a_part_of_long_requests() -> N
     document = add(queue, *[60] * 10, runner=alone(1.0))
     for _ in range(2):
         add(queue, 5, now=20.0, runner=alone(1.0))
-    assert 4.0 == queue.wait_s(0.0)
+    assert queue.wait_s(0.0) == 4.0
     queue.close(document)
-    assert 2.0 == queue.wait_s(0.0)
+    assert queue.wait_s(0.0) == 2.0
 
 
 def test_the_next_items_of_a_request_keep_its_place() -> None:
@@ -267,7 +267,7 @@ def test_the_next_items_of_a_request_keep_its_place() -> None:
     before, after = add(queue, 5, now=0.9, runner=alone(0.1)), add(queue, 5, now=1.1, runner=alone(0.1))
     assert queue.finish(first, None)
     queue.put_next(explain_request, [(60, "next")])
-    assert [[before], [explain_request], [after]] == [[item.request for item in batch] for batch in drain(queue, 2.0)]
+    assert [[item.request for item in batch] for batch in drain(queue, 2.0)] == [[before], [explain_request], [after]]
     queue.close(explain_request)
 
 
@@ -275,12 +275,12 @@ def test_long_requests_leave_a_thread_to_short_ones() -> None:
     """There, they do not join batches of short ones either. A second after the last short request, they use all threads."""
     queue, runner = new_queue(threads=2), FakeRunner(lambda rows, length: 0.02 + rows * length * 1e-6)
     list_request = add(queue, *[30] * 8, runner=runner)
-    assert [list_request, list_request] == [item.request for item in queue.take(0.0, long_runs=1)]
+    assert [item.request for item in queue.take(0.0, long_runs=1)] == [list_request, list_request]
     text = add(queue, 30, now=1.0, runner=runner)
-    assert [text] == [item.request for item in queue.take(1.0, long_runs=1)]
-    assert [] == queue.take(1.9, long_runs=1)
-    assert [list_request, list_request] == [item.request for item in queue.take(1.9)]
-    assert [list_request, list_request] == [item.request for item in queue.take(2.0, long_runs=1)]
+    assert [item.request for item in queue.take(1.0, long_runs=1)] == [text]
+    assert queue.take(1.9, long_runs=1) == []
+    assert [item.request for item in queue.take(1.9)] == [list_request, list_request]
+    assert [item.request for item in queue.take(2.0, long_runs=1)] == [list_request, list_request]
 
 
 def test_the_predicted_wait_of_a_long_request_leaves_a_thread_out() -> None:
@@ -289,7 +289,7 @@ def test_the_predicted_wait_of_a_long_request_leaves_a_thread_out() -> None:
     add(queue, 1, now=0.5, runner=runner)
     with pytest.raises(RefusedError) as error:
         add(queue, *[30] * 2, now=1.0, deadline=7.0, runner=runner)
-    assert "deadline" == error.value.reason
+    assert error.value.reason == "deadline"
     add(queue, *[30] * 2, now=2.0, deadline=8.0, runner=runner)
 
 
@@ -297,15 +297,15 @@ def test_a_batch_gets_short_requests_before_long_ones() -> None:
     queue, runner = new_queue(), FakeRunner(lambda rows, length: 0.02 + rows * length * 1e-6)
     list_request = add(queue, *[30] * 6, runner=runner)
     text = add(queue, 20, now=0.001, runner=runner)
-    assert [list_request, text] == [item.request for item in queue.take(0.001)]
+    assert [item.request for item in queue.take(0.001)] == [list_request, text]
 
 
 def test_a_request_that_is_cancelled_while_queued_uses_no_capacity() -> None:
     queue = new_queue()
     first, cancelled, last = add(queue, 8), add(queue, 8, 8), add(queue, 8)
-    assert [True, False] == [queue.close(cancelled), queue.close(cancelled)]
-    assert (2, 16) == (queue.queue_items, queue.held_tokens)
-    assert [[first, last]] == [[item.request for item in batch] for batch in drain(queue)]
+    assert [queue.close(cancelled), queue.close(cancelled)] == [True, False]
+    assert (queue.queue_items, queue.held_tokens) == (2, 16)
+    assert [[item.request for item in batch] for batch in drain(queue)] == [[first, last]]
 
 
 def lines_of(call: Callable[[], object]) -> int:
@@ -334,7 +334,7 @@ def test_a_batch_takes_time_in_proportion_to_its_items() -> None:
         add(queue, *[3] * rows)
         batch: list[Item] = []
         count = lines_of(lambda: batch.extend(queue.take(0.0)))
-        assert rows == len(batch)
+        assert len(batch) == rows
         return count
 
     assert count_lines(1000) <= 11 * count_lines(100)
@@ -352,4 +352,4 @@ def test_every_operation_takes_logarithmic_time() -> None:
         }
 
     few, many = count_lines(100), count_lines(3_000)
-    assert dict.fromkeys(few, True) == {name: many[name] <= 2 * few[name] + 20 for name in few}
+    assert {name: many[name] <= 2 * few[name] + 20 for name in few} == dict.fromkeys(few, True)

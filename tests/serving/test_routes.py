@@ -130,8 +130,8 @@ def test_only_probes_metrics_and_pages_are_open_without_a_key(models: Path) -> N
     pages = {path for path in open_paths if path.startswith(("/playground/", "/docs/static/"))} | {"/", "/docs", "/openapi.json"}
     probes = {"/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready", "/v2/models/{name}/ready"}
     probes |= {f"{base}/health" for base in ("/models/{name}", *(f"/{spec.path}" for spec in TASKS.values()))}
-    assert pages | probes | {"/metrics"} == open_paths
-    assert {"GET"} == {method for method, _ in methods_and_paths} - {"HEAD"}
+    assert open_paths == pages | probes | {"/metrics"}
+    assert {method for method, _ in methods_and_paths} - {"HEAD"} == {"GET"}
 
 
 async def test_every_route_enforces_its_declared_access(models: Path) -> None:
@@ -148,7 +148,7 @@ async def test_every_route_enforces_its_declared_access(models: Path) -> None:
                 assert (exchange.status == denied) is not is_allowed(route.access, authorization), (path, authorization, exchange.status)
                 assert (len(changes.names) > before) is (route.access is Access.ADMIN and authorization == ADMIN_KEY), path
                 assert exchange.status != 405, path
-    assert {"tiny"} == set(changes.names)
+    assert set(changes.names) == {"tiny"}
 
 
 @pytest.mark.parametrize(("root_path", "mounted"), [("", False), ("/bert", False), ("/bert", True)])
@@ -161,23 +161,23 @@ async def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root
                 for authorization in (NO_KEY, KEY) if route.access is Access.ADMIN else (NO_KEY,):
                     exchange = await Exchange(method, root_path + mutate(path), authorization, root_path if mounted else "").run(app)
                     context = (method, name, path, exchange.status)
-                    assert [] == changes.names, context
+                    assert changes.names == [], context
                     if exchange.access is None:
                         assert exchange.status in (400, 404), context
                     elif exchange.status != 405:
                         denied = {NO_KEY: 401, KEY: 403}[authorization]
                         assert (exchange.status == denied) is not is_allowed(exchange.access, authorization), context
                     if name in AMBIGUOUS:
-                        assert 400 == exchange.status, context
+                        assert exchange.status == 400, context
                     if name == "double prefix":
-                        assert 404 == exchange.status, context
+                        assert exchange.status == 404, context
 
 
 async def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> None:
     state, _ = service(models)
     for authorization in (NO_KEY, KEY):
         exchange = await Exchange("POST", "/nowhere", authorization).run(Application(state))
-        assert (404, 1) == (exchange.status, len(exchange.unread))
+        assert (exchange.status, len(exchange.unread)) == (404, 1)
 
 
 async def test_a_route_without_a_declared_access_needs_an_admin_key(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,12 +194,12 @@ async def test_a_route_without_a_declared_access_needs_an_admin_key(models: Path
     monkeypatch.setattr(application, "create_fastapi", with_more_routes)
     app = Application(service(models)[0])
     for path, statuses in {"/undeclared": [401, 403, 200], "/other": [404, 404, 404]}.items():
-        assert statuses == [(await Exchange("GET", path, key).run(app)).status for key in (NO_KEY, KEY, ADMIN_KEY)]
+        assert [(await Exchange("GET", path, key).run(app)).status for key in (NO_KEY, KEY, ADMIN_KEY)] == statuses
 
 
 async def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
     state, _ = service(models)
     for path in ("/models/tinny/health", "/v2/models/tinny/ready", "/ner/health"):
         probe = await Exchange("GET", path, NO_KEY).run(Application(state))
-        assert 404 == probe.status
+        assert probe.status == 404
         assert b"tiny" not in probe.body and b"sha256" not in probe.body

@@ -38,8 +38,8 @@ async def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr("bertserve.service.models.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
         assert_same(whole, (await client.post("/fill-mask", json=body)).json())
         masks = [len(feed["mask_index"]) for feed in feeds]
-        assert sum(MASKS) == sum(masks)
-        assert [5] == [count for count in masks if count > 4]
+        assert sum(masks) == sum(MASKS)
+        assert [count for count in masks if count > 4] == [5]
 
 
 async def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ async def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch
         monkeypatch.setattr("bertserve.service.models.model.MAX_ATTENTION_WEIGHTS", 2 * 5 * 11**2)
         assert_same(whole, (await client.post("/attention", json=body)).json())
         runs = [feed["input_ids"].shape for feed in feeds]
-        assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]
+        assert [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2] == []
         assert {30, 16} <= {length for rows, length in runs if rows == 1}
 
 

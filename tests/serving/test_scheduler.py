@@ -22,7 +22,7 @@ def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
     async def check(harness: Harness) -> None:
         requests = [[(i, k) for k in range(1 + i % 5)] for i in range(300)]
         answers = await asyncio.gather(*(harness.submit(*request, tokens=1 + i % 9) for i, request in enumerate(requests)))
-        assert requests == answers
+        assert answers == requests
         assert max(map(len, harness.work.batches)) > 1
 
     run_with_harness(check, new_loop=new_loop, threads=3, max_queue_tokens=100_000)
@@ -32,13 +32,13 @@ def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
 async def test_a_single_request_is_not_delayed(harness: Harness) -> None:
     """A waiting thread starts it at once, without a timer: the clock of this test does not move."""
     for _ in range(20):
-        assert ["x"] == await harness.run("x")
+        assert await harness.run("x") == ["x"]
 
 
 @on_loop()
 async def test_a_request_has_further_items_after_its_results(harness: Harness) -> None:
-    assert ["c"] == await harness.run("a", then=["b", "c"])
-    assert [["a"], ["b"], ["c"]] == harness.work.batches
+    assert await harness.run("a", then=["b", "c"]) == ["c"]
+    assert harness.work.batches == [["a"], ["b"], ["c"]]
 
 
 @on_loop(manual=True)
@@ -50,9 +50,9 @@ async def test_a_failing_batch_runs_again_in_halves(harness: Harness) -> None:
     await asyncio.sleep(0)
     harness.work.gate.set()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert ["guilty: [5]"] == [str(error) for error in outcomes if isinstance(error, Exception)]
-    assert [0, 1, 2, 3, 4, 6, 7] == [result[0] for result in outcomes if isinstance(result, list)]
-    assert [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4], [5], [6, 7]] == harness.work.batches[1:]
+    assert [str(error) for error in outcomes if isinstance(error, Exception)] == ["guilty: [5]"]
+    assert [result[0] for result in outcomes if isinstance(result, list)] == [0, 1, 2, 3, 4, 6, 7]
+    assert harness.work.batches[1:] == [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4], [5], [6, 7]]
     await blocker
 
 
@@ -66,11 +66,11 @@ async def test_a_cancelled_request_is_not_retried(harness: Harness) -> None:
     leaver.cancel()
     await asyncio.sleep(0)
     harness.work.gate.set()
-    assert ["stayer"] == await stayer
+    assert await stayer == ["stayer"]
     with pytest.raises(EngineError, match="guilty"):
         await bad
     await blocker
-    assert [["blocker"], ["stayer", "leaver", "bad"], ["stayer"], ["bad"]] == harness.work.batches
+    assert harness.work.batches == [["blocker"], ["stayer", "leaver", "bad"], ["stayer"], ["bad"]]
 
 
 @on_loop()
@@ -78,7 +78,7 @@ async def test_the_first_failure_ends_the_whole_request(harness: Harness) -> Non
     harness.work.guilty = {"bad"}
     with pytest.raises(EngineError, match="guilty"):
         await harness.run("a", "bad", "c", tokens=60)
-    assert 0 == harness.queue.queue_items
+    assert harness.queue.queue_items == 0
 
 
 @on_loop()
@@ -88,7 +88,7 @@ async def test_a_wrong_number_of_results_is_an_error(harness: Harness) -> None:
     with pytest.raises(EngineError):
         await harness.run("x")
     harness.work.short = False
-    assert ["y"] == await harness.run("y")
+    assert await harness.run("y") == ["y"]
 
 
 @on_loop(manual=True, max_queue_tokens=100)
@@ -100,11 +100,11 @@ async def test_current_runs_count_in_the_predicted_wait(harness: Harness) -> Non
     await asyncio.to_thread(harness.work.started.acquire)
     with pytest.raises(RefusedError) as error:
         await harness.run("text", tokens=60, timeout_s=100.0)
-    assert ("queue_full", 8.0) == (error.value.reason, error.value.retry_after_s)
+    assert (error.value.reason, error.value.retry_after_s) == ("queue_full", 8.0)
     harness.clock.now += 1.0
     with pytest.raises(RefusedError) as error:
         harness.scheduler.check_arrival(5.0)
-    assert "deadline" == error.value.reason
+    assert error.value.reason == "deadline"
     harness.clock.now += 0.9 * error.value.retry_after_s
     with pytest.raises(RefusedError):
         harness.scheduler.check_arrival(5.0)
@@ -134,7 +134,7 @@ async def test_an_answered_request_keeps_no_payloads_or_results(harness: Harness
     harness.work.batches.clear()
     await harness.run("next")  # an inference thread keeps its last batch
     gc.collect()
-    assert 0 == len(alive)
+    assert len(alive) == 0
 
 
 @on_loop(max_queue_tokens=100_000)
@@ -145,17 +145,17 @@ async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(harness: Ha
     alive.update(text for some in texts for text in some)
     tasks = [harness.submit(*some, runner=[alone, harness.runner][i % 2], tokens=1 + i % 60) for i, some in enumerate(texts)]
     await asyncio.sleep(0)
-    assert len(alive) + 1 == harness.queue.queue_items
+    assert harness.queue.queue_items == len(alive) + 1
     for task in tasks:
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [asyncio.CancelledError] * 1000 == [type(error) for error in outcomes]
+    assert [type(error) for error in outcomes] == [asyncio.CancelledError] * 1000
     del texts, tasks, outcomes, task
     await asyncio.sleep(0)  # the current step of the event loop holds the tasks
     gc.collect()
-    assert (1, 0) == (harness.queue.queue_items, len(alive))
+    assert (harness.queue.queue_items, len(alive)) == (1, 0)
     harness.work.gate.set()
-    assert [["blocker"], ["stayer"]] == [await blocker, await stayer]
+    assert [await blocker, await stayer] == [["blocker"], ["stayer"]]
 
 
 @on_loop()
@@ -168,7 +168,7 @@ async def test_a_request_expires_only_while_an_item_waits(harness: Harness) -> N
     await harness.work.let_one_pass()
     await asyncio.sleep(0.6)
     harness.work.gate.set()
-    assert [["blocker"], ["running"]] == [await blocker, await running]
+    assert [await blocker, await running] == [["blocker"], ["running"]]
 
 
 @on_loop(manual=True)
@@ -182,7 +182,7 @@ async def test_a_request_expires_between_two_runs(harness: Harness) -> None:
     harness.work.gate.set()
     with pytest.raises(ExpiredError):
         await request
-    assert [["first"]] == harness.work.batches
+    assert harness.work.batches == [["first"]]
 
 
 @on_loop()
@@ -197,7 +197,7 @@ async def test_stop_answers_admitted_requests_and_refuses_new_ones(harness: Harn
     with pytest.raises(UnavailableError):
         await harness.run("x")
     harness.work.gate.set()
-    assert [["blocker"], ["waiting"]] == [await blocker, await waiting]
+    assert [await blocker, await waiting] == [["blocker"], ["waiting"]]
     await stopping
 
 
@@ -217,8 +217,8 @@ async def test_a_dead_thread_ends_readiness_and_fails_all_requests(harness: Harn
     blocker = await harness.block()
     harness.queue.broken = True
     errors = await asyncio.gather(harness.submit("x"), blocker, harness.submit("later"), return_exceptions=True)
-    assert [harness.scheduler.failure] * 3 == [error.values["reason"] for error in errors if isinstance(error, UnavailableError)]
-    assert 3 == len({id(error) for error in errors})  # a stream adds the number of its line to the message
+    assert [error.values["reason"] for error in errors if isinstance(error, UnavailableError)] == [harness.scheduler.failure] * 3
+    assert len({id(error) for error in errors}) == 3  # a stream adds the number of its line to the message
     assert not harness.scheduler.ready
 
 
@@ -255,9 +255,9 @@ def test_an_error_of_a_request_does_not_affect_its_batch_mates(fault: str, place
         harness.work.gate.set()
         with pytest.raises(expected, match=message):
             await tasks.pop("bad")
-        assert [["good"], ["fine"], ["well"]] == [await task for task in tasks.values()]
+        assert [await task for task in tasks.values()] == [["good"], ["fine"], ["well"]]
         assert harness.scheduler.ready
-        assert ["after"] == await harness.run("after")
+        assert await harness.run("after") == ["after"]
         await blocker
 
     run_with_harness(check)
@@ -271,7 +271,7 @@ async def test_stop_waits_for_requests_that_are_tokenized(harness: Harness) -> N
     stopping = asyncio.ensure_future(harness.scheduler.stop(10))
     await asyncio.sleep(0)
     gate.set()
-    assert ["x"] == await tokenized
+    assert await tokenized == ["x"]
     await stopping
 
 
@@ -323,7 +323,7 @@ async def test_a_result_is_never_set_twice(harness: Harness) -> None:
     kinds = {type(result) for result in results[1:]}
     assert {list, asyncio.CancelledError, EngineError} <= kinds <= {list, asyncio.CancelledError, ExpiredError, EngineError, RefusedError}
     answers = [(i, result) for i, result in enumerate(results[1:]) if isinstance(result, list)]
-    assert [(i, [i, i + 1000]) for i, _ in answers] == answers
+    assert answers == [(i, [i, i + 1000]) for i, _ in answers]
     assert harness.scheduler.ready
 
 
@@ -343,13 +343,13 @@ async def test_a_run_is_multi_threaded_only_without_other_work(harness: Harness)
         await asyncio.to_thread(harness.scheduler.on_each_thread, [list])  # a thread can still be behind its last run
         harness.clock.now += delay_s
         await harness.run(payload, runner=runner)
-    assert ["lone", "later"] == multi_threaded_payloads
+    assert multi_threaded_payloads == ["lone", "later"]
     blocker = await harness.block()
     beside = harness.submit("beside", runner=runner)
     await asyncio.to_thread(harness.work.started.acquire)
     harness.work.gate.set()
     await asyncio.gather(blocker, beside)
-    assert ["lone", "later"] == multi_threaded_payloads
+    assert multi_threaded_payloads == ["lone", "later"]
 
 
 @on_loop(threads=2)
@@ -360,10 +360,10 @@ async def test_a_decoder_delays_neither_its_batch_mates_nor_the_next_items_of_ot
     slow = harness.submit("slow", finish=lambda results: decoder.wait(20) and list(results))
     await asyncio.sleep(0)
     harness.work.gate.set()
-    assert ["second"] == await first
+    assert await first == ["second"]
     assert not slow.done()
     decoder.set()
-    assert ["slow"] == await slow
+    assert await slow == ["slow"]
     await asyncio.gather(*blockers)
     assert ["first", "slow"] in harness.work.batches
 
@@ -376,15 +376,15 @@ async def test_a_thread_stays_free_for_new_requests(harness: Harness) -> None:
     await harness.work.let_one_pass()  # both runs end, and one thread takes the second text
     text = harness.submit("text", timeout_s=3600.0)  # the runs that cost 1,000 s may not have ended yet
     await asyncio.to_thread(harness.work.started.acquire)
-    assert 1 == harness.queue.queue_items
+    assert harness.queue.queue_items == 1
     harness.work.gate.set()
-    assert [["blocker"], ["text"], ["a", "b", "c"]] == [await blocker, await text, await list_task]
+    assert [await blocker, await text, await list_task] == [["blocker"], ["text"], ["a", "b", "c"]]
 
 
 @on_loop(threads=2)
 async def test_a_list_continues_on_its_thread_if_no_other_request_arrives(harness: Harness) -> None:
     """The thread that ran an item takes the next one, while the other thread stays busy."""
     blocker = await harness.block()
-    assert ["a", "b", "c"] == await harness.run("a", "b", "c", runner=harness.runs(list, constant_seconds(0.05), shares_batches=False))
+    assert await harness.run("a", "b", "c", runner=harness.runs(list, constant_seconds(0.05), shares_batches=False)) == ["a", "b", "c"]
     harness.work.gate.set()
-    assert ["blocker"] == await blocker
+    assert await blocker == ["blocker"]

@@ -30,7 +30,7 @@ def test_an_unknown_bundle_is_not_searched_on_the_hub(models: Path, tmp_path: Pa
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
     for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):
-        assert 2 == main(["score", "--models", str(folder), "--model", name, str(source), str(tmp_path / "out.csv")])
+        assert main(["score", "--models", str(folder), "--model", name, str(source), str(tmp_path / "out.csv")]) == 2
         assert f"`{name}` in `{folder}`; " in (message := capsys.readouterr().err) and hint in message
 
 
@@ -40,20 +40,20 @@ def test_the_best_label_has_its_own_columns(models: Path, tmp_path: Path) -> Non
 
     def cells(*flags: str) -> list[dict[str, Any]]:
         output = tmp_path / f"out{len(os.listdir(tmp_path))}.csv"
-        assert 0 == run(models, source, output, *flags)
+        assert run(models, source, output, *flags) == 0
         return read_rows(output)
 
     whole, flat = cells("--parameters", '{"top_k": 9}'), cells()
-    assert ["label", "text", "prediction_label", "prediction_score", "warnings"] == list(flat[0])
+    assert list(flat[0]) == ["label", "text", "prediction_label", "prediction_score", "warnings"]
     best = [json.loads(row["prediction"])[0] for row in whole]
-    assert [(item["label"], item["score"]) for item in best] == [(row["prediction_label"], float(row["prediction_score"])) for row in flat]
+    assert [(row["prediction_label"], float(row["prediction_score"])) for row in flat] == [(item["label"], item["score"]) for item in best]
     assert {"p_label", "p_score"} < set(cells("--prediction-column", "p")[0])
-    assert 2 == len(json.loads(cells("--parameters", '{"top_k": 2}')[0]["prediction"]))
+    assert len(json.loads(cells("--parameters", '{"top_k": 2}')[0]["prediction"])) == 2
     for name in ("prediction_label", "prediction_score"):
-        assert 2 == run(models, source, tmp_path / "twice.csv", "--warnings-column", name)
+        assert run(models, source, tmp_path / "twice.csv", "--warnings-column", name) == 2
 
     source.write_text("prediction_label,text\n1,good\n")
-    assert 2 == run(models, source, tmp_path / "out.csv")
+    assert run(models, source, tmp_path / "out.csv") == 2
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_a_csv_has_all_independent_values(
     tiny.bundle(tmp_path, activation=activation, labels=labels)
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
-    assert 0 == run(tmp_path, source, tmp_path / "out.csv", "--parameters", json.dumps(parameters))
+    assert run(tmp_path, source, tmp_path / "out.csv", "--parameters", json.dumps(parameters)) == 0
     [row] = read_rows(tmp_path / "out.csv")
-    assert ["text", *columns, "warnings"] == list(row)
-    assert 2 == len(columns) or set(labels) == {item["label"] for item in json.loads(row["prediction"])}
+    assert list(row) == ["text", *columns, "warnings"]
+    assert len(columns) == 2 or set(labels) == {item["label"] for item in json.loads(row["prediction"])}
 
 
 def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, task="feature-extraction")
     source = write_lines(tmp_path / "in.jsonl", [{"source_sentence": "good", "sentences": '"My secret"'}])
-    assert 3 == run(tmp_path, source, tmp_path / "out.jsonl", "--task", "similarity")
+    assert run(tmp_path, source, tmp_path / "out.jsonl", "--task", "similarity") == 3
     [rejection] = read_rows(tmp_path / "out.jsonl.rejected.jsonl")
     assert "`sentences`" in rejection["error"] and "secret" not in rejection["error"]
 
@@ -89,29 +89,29 @@ def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) ->
 def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Path) -> None:
     """Such a row would otherwise be answered as a single text. An empty value still means that there is no second text."""
     source = write_lines(tmp_path / "in.jsonl", ['{"a": "good", "b": "bad"}', '{"a": "good"}', '{"a": "good", "b": null}'])
-    assert 3 == run(models, source, tmp_path / "out.jsonl", "--columns", '{"text": "a", "text_pair": "b"}')
-    assert [2] == [row["row"] for row in read_rows(tmp_path / "out.jsonl.rejected.jsonl")]
-    assert 2 == len(read_rows(tmp_path / "out.jsonl"))
+    assert run(models, source, tmp_path / "out.jsonl", "--columns", '{"text": "a", "text_pair": "b"}') == 3
+    assert [row["row"] for row in read_rows(tmp_path / "out.jsonl.rejected.jsonl")] == [2]
+    assert len(read_rows(tmp_path / "out.jsonl")) == 2
 
 
 @pytest.mark.parametrize("name", ["query", "model"])
 def test_parameters_cannot_replace_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     tiny.bundle(tmp_path, labels=("relevant",))
     source = write_lines(tmp_path / "in.jsonl", ['{"query": "a film", "texts": ["a book", "good"]}'])
-    assert 2 == run(tmp_path, source, tmp_path / "out.jsonl", "--task", "rerank", "--parameters", json.dumps({name: "tiny"}))
+    assert run(tmp_path, source, tmp_path / "out.jsonl", "--task", "rerank", "--parameters", json.dumps({name: "tiny"})) == 2
     assert f"`{name}`" in capsys.readouterr().err
 
 
 def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [f'{{"id": {i}.10, "text": "{text}"}}' for i, text in enumerate(TEXTS)])
 
-    assert 0 == run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}')
+    assert run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}') == 0
 
     actual = (tmp_path / "out.jsonl").read_text().splitlines()
-    assert [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)] == [line.split(',"prediction"')[0] for line in actual]
+    assert [line.split(',"prediction"')[0] for line in actual] == [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)]
     expected = result_of(models, "/classify", TEXTS, top_k=2)
     assert_same(expected, [row["prediction"] for row in read_rows(tmp_path / "out.jsonl")])
-    assert ["in.jsonl", "models", "out.jsonl"] == sorted(os.listdir(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "models", "out.jsonl"]
 
 
 # task -> columns of a row and parameters
@@ -165,7 +165,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
             csv.writer(file).writerows([columns, [value if isinstance(value, str) else json.dumps(value) for value in columns.values()]])
     flags = ["--columns", json.dumps({name: f"my {name}" for name in row})]
 
-    assert 0 == run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path)
+    assert run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path) == 0
 
     expected = result(tmp_path / "models", f"/{TASKS[task].path}", **body)
     expected = expected[0] if TASKS[task].body.always_list else expected
@@ -187,17 +187,17 @@ def test_a_setting_without_effect_is_refused(
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     with pytest.raises(SystemExit) as exit_info:
         run(models, source, tmp_path / "out.jsonl", *flag)
-    assert 2 == exit_info.value.code
+    assert exit_info.value.code == 2
     assert f"unknown argument `{flag[0]}`" in capsys.readouterr().err
     monkeypatch.setenv("BERT_SERVE_PORT", "1")
-    assert 0 == run(models, source, tmp_path / "out.jsonl")
+    assert run(models, source, tmp_path / "out.jsonl") == 0
 
 
 def test_a_truncated_or_empty_text_gets_a_warning(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}, {"text": " "}])
-    assert 0 == run(models, source, tmp_path / "out.jsonl")
+    assert run(models, source, tmp_path / "out.jsonl") == 0
     good, truncated, empty = (row["warnings"] for row in read_rows(tmp_path / "out.jsonl"))
-    assert [] == good
+    assert good == []
     assert "32 tokens" in truncated[0]
     assert empty[0].startswith("empty; ")
     assert ", 2 with warnings" in capsys.readouterr().err
@@ -225,12 +225,12 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
     (tmp_path / "in.jsonl").write_bytes(text.encode(errors="surrogateescape"))
     flags = ["--parameters", '{"truncation": false}']
 
-    assert 3 == run(models, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags)
+    assert run(models, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags) == 3
 
     rejections = read_rows(tmp_path / "out.jsonl.rejected.jsonl")
-    assert [(2 * i + 1, 4 * i + 1) for i in range(len(BAD))] == [(row["row"], row["line"]) for row in rejections]
-    assert [] == [(words, row["error"]) for (_, words), row in zip(BAD, rejections, strict=True) if words not in row["error"]]
-    assert len(BAD) == len(read_rows(tmp_path / "out.jsonl"))
+    assert [(row["row"], row["line"]) for row in rejections] == [(2 * i + 1, 4 * i + 1) for i in range(len(BAD))]
+    assert [(words, row["error"]) for (_, words), row in zip(BAD, rejections, strict=True) if words not in row["error"]] == []
+    assert len(read_rows(tmp_path / "out.jsonl")) == len(BAD)
     assert f"{len(BAD)} rejected" in (output := capsys.readouterr().err)
     assert f"row 1: {rejections[0]['error']}" in output
 
@@ -259,7 +259,7 @@ def test_an_invalid_file_or_flag_is_refused(
     (tmp_path / "in.csv").write_bytes(content)
     assert run(models, tmp_path / "in.csv", tmp_path / "out.csv", *flags) in (1, 2)
     assert words in capsys.readouterr().err
-    assert ["in.csv", "models"] == sorted(os.listdir(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["in.csv", "models"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -267,10 +267,10 @@ def test_csv_rows_with_too_many_fields_or_invalid_bytes_are_rejected(models: Pat
     """A row with too many fields, or that is not UTF-8, is rejected. Delimiters, quotes and line ends in fields are allowed."""
     (tmp_path / "in.csv").write_bytes(b'\xef\xbb\xbfid,text\r\n1,"good,\n""film"""\r\n2,bad,x\r\n3,\xff\r\n\r\n4,bad\r\n')
     output = tmp_path / f"out.{suffix}"
-    assert 3 == run(models, tmp_path / "in.csv", output)
-    assert [("1", 'good,\n"film"'), ("4", "bad")] == [(row["id"], row["text"]) for row in read_rows(output)]
+    assert run(models, tmp_path / "in.csv", output) == 3
+    assert [(row["id"], row["text"]) for row in read_rows(output)] == [("1", 'good,\n"film"'), ("4", "bad")]
     rejections = [(row["row"], row["line"]) for row in read_rows(tmp_path / f"out.{suffix}.rejected.jsonl")]
-    assert [(2, 4), (3, 5)] == rejections
+    assert rejections == [(2, 4), (3, 5)]
 
 
 def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,15 +279,15 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
     table = pa.table({"text": TEXTS, **columns})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=40)
 
-    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == 0
 
     actual = pq.read_table(tmp_path / "out.parquet")
     assert table.cast(pa.schema([actual.schema.field(name) for name in table.column_names])).equals(actual.select(table.column_names))
-    assert "list<element: struct<label: string, score: double>>" == str(actual.schema.field("prediction").type)
-    assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=txt")
+    assert str(actual.schema.field("prediction").type) == "list<element: struct<label: string, score: double>>"
+    assert run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=txt") == 2
     assert "did you mean `text`?" in capsys.readouterr().err
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
-    assert 1 == run(models, tmp_path / "bad.parquet", tmp_path / "2.parquet")
+    assert run(models, tmp_path / "bad.parquet", tmp_path / "2.parquet") == 1
     assert "as Parquet" in capsys.readouterr().err
 
 
@@ -299,9 +299,9 @@ def test_each_line_end_within_a_field_is_quoted(models: Path, tmp_path: Path, de
     with (tmp_path / f"in.{suffix}").open("w", newline="") as file:
         csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([names, *rows])
 
-    assert 0 == run(models, tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}")
+    assert run(models, tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}") == 0
 
-    assert rows == [tuple(row[name] for name in names) for row in read_rows(tmp_path / f"out.{suffix}")]
+    assert [tuple(row[name] for name in names) for row in read_rows(tmp_path / f"out.{suffix}")] == rows
 
 
 def test_a_field_of_csv_that_is_too_long_ends_the_run(
@@ -310,7 +310,7 @@ def test_a_field_of_csv_that_is_too_long_ends_the_run(
     """Such as all the rest of the file after a quote that is never closed."""
     monkeypatch.setattr(rows, "BLOCK_BYTES", 1024)
     (tmp_path / "in.csv").write_text('text,id\n"' + "a\n" * 1000)
-    assert 1 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
+    assert run(models, tmp_path / "in.csv", tmp_path / "out.csv") == 1
     assert "line 2: " in (message := capsys.readouterr().err) and "(1024)" in message
 
 
@@ -319,22 +319,22 @@ def test_a_row_of_parquet_that_is_not_utf8_is_rejected(models: Path, tmp_path: P
     """Parquet keeps the bytes of a column that the model does not read."""
     columns = {"text": pa.array(["good", "bad"]), "name": pa.array(["good", "bad"])}
     pq.write_table(pa.table(columns | {column: pa.array([b"\xff", b"bad"]).view(pa.string())}), tmp_path / "in.parquet")
-    assert code == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
-    assert count == pq.read_metadata(tmp_path / "out.parquet").num_rows
-    assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == code
+    assert pq.read_metadata(tmp_path / "out.parquet").num_rows == count
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl") == 3
     [rejection] = read_rows(tmp_path / "out.jsonl.rejected.jsonl")
-    assert 1 == rejection["row"]
+    assert rejection["row"] == 1
     assert "UTF-8" in rejection["error"]
-    assert ["bad"] == [row["text"] for row in read_rows(tmp_path / "out.jsonl")]
+    assert [row["text"] for row in read_rows(tmp_path / "out.jsonl")] == ["bad"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
 def test_numbers_that_json_lacks_become_null_or_an_empty_cell(models: Path, tmp_path: Path, value: float | None) -> None:
     pq.write_table(pa.table({"text": ["good", "null"], "x": pa.array([value, 0.5])}), tmp_path / "in.parquet")
-    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.csv")
-    assert [("good", ""), ("null", "0.5")] == [(row["text"], row["x"]) for row in read_rows(tmp_path / "out.csv")]
-    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
-    assert [None, 0.5] == [row["x"] for row in read_rows(tmp_path / "out.jsonl")]
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.csv") == 0
+    assert [(row["text"], row["x"]) for row in read_rows(tmp_path / "out.csv")] == [("good", ""), ("null", "0.5")]
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl") == 0
+    assert [row["x"] for row in read_rows(tmp_path / "out.jsonl")] == [None, 0.5]
 
 
 @pytest.mark.parametrize("count", [9, 40])
@@ -342,11 +342,11 @@ def test_a_row_whose_prediction_has_another_type_is_not_written_to_parquet(tmp_p
     """Several masks have a list each. The row can also be in a later block than the first one."""
     tiny.bundle(tmp_path / "models", task="fill-mask")
     pq.write_table(pa.table({"text": [*["a [MASK] film"] * (count - 1), "a [MASK] [MASK]"]}), tmp_path / "in.parquet")
-    assert 3 == run(tmp_path / "models", tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert run(tmp_path / "models", tmp_path / "in.parquet", tmp_path / "out.parquet") == 3
     [rejection] = read_rows(tmp_path / "out.parquet.rejected.jsonl")
-    assert count == rejection["row"]
+    assert rejection["row"] == count
     assert "type" in rejection["error"]
-    assert ["a [MASK] film"] * (count - 1) == pq.read_table(tmp_path / "out.parquet").column("text").to_pylist()
+    assert pq.read_table(tmp_path / "out.parquet").column("text").to_pylist() == ["a [MASK] film"] * (count - 1)
 
 
 @pytest.mark.parametrize("column", [pa.array([Decimal("1.5")]), pa.array([1]), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))])
@@ -355,12 +355,12 @@ def test_a_column_of_parquet_without_texts_is_copied_or_named(
 ) -> None:
     table = pa.table({"text": ["good"], "odd": column})
     pq.write_table(table, tmp_path / "in.parquet")
-    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == 0
     assert pq.read_table(tmp_path / "out.parquet").select(["text", "odd"]).equals(table)
-    assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=odd")
+    assert run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=odd") == 3
     assert "`odd`" in read_rows(tmp_path / "2.parquet.rejected.jsonl")[0]["error"]
     is_number = column.type == pa.int64()
-    assert (0 if is_number else 2) == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl") == (0 if is_number else 2)
     assert is_number or "`odd`" in capsys.readouterr().err
 
 
@@ -374,9 +374,9 @@ def test_a_table_becomes_another_format(models: Path, tmp_path: Path, source: st
     else:
         times = pa.array([datetime.fromisoformat(when)], pa.timestamp("ns"))
         pq.write_table(pa.table({"when": times, "text": ["good"], "more": pa.array([None], pa.string())}), path)
-    assert 0 == run(models, path, output)
+    assert run(models, path, output) == 0
     [row] = read_rows(output)
-    assert (when, "good", "") == (row["when"], row["text"], row["more"] or "")
+    assert (row["when"], row["text"], row["more"] or "") == (when, "good", "")
     assert {"prediction", "prediction_label"} & row.keys()
 
 
@@ -385,19 +385,19 @@ def test_the_columns_of_a_csv_are_texts_in_parquet(models: Path, tmp_path: Path,
     """Also without rows, and if the last block is full."""
     texts, output = TEXTS[:count], tmp_path / "out.parquet"
     (tmp_path / "in.csv").write_text("".join(["id,text,more\n", *(f"{index},{text},\n" for index, text in enumerate(texts))]))
-    assert 0 == run(models, tmp_path / "in.csv", output)
+    assert run(models, tmp_path / "in.csv", output) == 0
     table = pq.read_table(output)
-    assert ["id", "text", "more", "prediction", "warnings"] == table.column_names
+    assert table.column_names == ["id", "text", "more", "prediction", "warnings"]
     expected = {"id": [str(index) for index in range(count)], "text": texts, "more": [""] * count}
     assert pa.table(expected, pa.schema([(name, pa.string()) for name in expected])).equals(table.select(list(expected)))
-    assert [True] * count == [isinstance(prediction[0]["score"], float) for prediction in table.column("prediction").to_pylist()]
+    assert [isinstance(prediction[0]["score"], float) for prediction in table.column("prediction").to_pylist()] == [True] * count
 
 
 def test_parquet_needs_pyarrow(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.service.cli.find_spec", lambda name: None)
     (tmp_path / "in.csv").write_text("text\ngood\n")
-    assert 2 == run(models, tmp_path / "in.csv", tmp_path / "out.parquet")
-    assert 0 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
+    assert run(models, tmp_path / "in.csv", tmp_path / "out.parquet") == 2
+    assert run(models, tmp_path / "in.csv", tmp_path / "out.csv") == 0
 
 
 @pytest.mark.parametrize(("source", "output"), [("jsonl", "csv"), ("jsonl", "parquet"), ("csv", "txt")])
@@ -405,52 +405,52 @@ def test_a_file_that_cannot_become_a_format_is_refused(models: Path, tmp_path: P
     """Rows of JSON Lines can have different fields."""
     path = tmp_path / f"in.{source}"
     path.write_text({"jsonl": '{"text": "good"}\n', "csv": "text\ngood\n"}[source])
-    assert 2 == run(models, path, tmp_path / f"out.{output}")
+    assert run(models, path, tmp_path / f"out.{output}") == 2
 
 
 def test_the_format_of_the_output_can_differ_from_its_name(models: Path, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text\ngood\n")
-    assert 0 == run(models, tmp_path / "in.csv", tmp_path / "out.txt", "--output-format", "jsonl")
-    assert "good" == json.loads((tmp_path / "out.txt").read_text())["text"]
+    assert run(models, tmp_path / "in.csv", tmp_path / "out.txt", "--output-format", "jsonl") == 0
+    assert json.loads((tmp_path / "out.txt").read_text())["text"] == "good"
 
 
 def test_the_output_can_be_stdout_if_rejected_rows_have_a_file(
     models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
-    assert 2 == run(models, source, Path("-"))
-    assert 3 == run(models, source, tmp_path / "out.jsonl")
+    assert run(models, source, Path("-")) == 2
+    assert run(models, source, tmp_path / "out.jsonl") == 3
     capfdbinary.readouterr()
     monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")  # another file system
-    assert 3 == run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected.jsonl"))
+    assert run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected.jsonl")) == 3
 
-    assert (tmp_path / "out.jsonl").read_bytes() == capfdbinary.readouterr().out
-    assert (tmp_path / "out.jsonl.rejected.jsonl").read_bytes() == (tmp_path / "rejected.jsonl").read_bytes()
-    assert 1 == run(models, source, Path("-"), "--rejected", str(tmp_path / "none/rejected.jsonl"))
+    assert capfdbinary.readouterr().out == (tmp_path / "out.jsonl").read_bytes()
+    assert (tmp_path / "rejected.jsonl").read_bytes() == (tmp_path / "out.jsonl.rejected.jsonl").read_bytes()
+    assert run(models, source, Path("-"), "--rejected", str(tmp_path / "none/rejected.jsonl")) == 1
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert 1 == run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected2.jsonl"))
+        assert run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected2.jsonl")) == 1
 
 
 def test_rows_with_an_empty_text_are_rejected_on_request(models: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": " "}, {"text": ""}])
-    assert 3 == run(models, source, tmp_path / "out.jsonl", "--empty", "reject")
+    assert run(models, source, tmp_path / "out.jsonl", "--empty", "reject") == 3
 
-    assert ["good"] == [line["text"] for line in read_rows(tmp_path / "out.jsonl")]
-    assert [2, 3] == [line["row"] for line in read_rows(tmp_path / "out.jsonl.rejected.jsonl")]
+    assert [line["text"] for line in read_rows(tmp_path / "out.jsonl")] == ["good"]
+    assert [line["row"] for line in read_rows(tmp_path / "out.jsonl.rejected.jsonl")] == [2, 3]
 
 
 def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path) -> None:
     times = [datetime(1000, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999)]
     table = pa.table({"text": ["good", "bad"], "when": pa.array(times, pa.timestamp("us"))})
     pq.write_table(table, tmp_path / "in.parquet", use_deprecated_int96_timestamps=True)
-    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
-    assert times == pq.read_table(tmp_path / "out.parquet").column("when").to_pylist()
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == 0
+    assert pq.read_table(tmp_path / "out.parquet").column("when").to_pylist() == times
 
 
 def test_columns_with_the_same_name_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table([pa.array(["good"]), pa.array([1]), pa.array([2])], ["text", "a", "a"]), tmp_path / "in.parquet")
-    assert 2 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == 2
     assert "`a` twice" in capsys.readouterr().err
 
 
@@ -459,13 +459,13 @@ def test_blocks_without_an_entity_do_not_decide_the_type_of_predictions(tmp_path
     tiny.bundle(tmp_path / "models", task="token-classification")
     texts = [""] * 16 + ["a good film"] * 3
     pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
-    assert 0 == run(tmp_path / "models", tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert run(tmp_path / "models", tmp_path / "in.parquet", tmp_path / "out.parquet") == 0
     predictions = pq.read_table(tmp_path / "out.parquet").column("prediction")
-    assert [True] * 16 == [value == [] for value in predictions.to_pylist()[:16]]
+    assert [value == [] for value in predictions.to_pylist()[:16]] == [True] * 16
     assert pa.types.is_struct(predictions.type.value_type)
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "in.parquet")
-    assert 0 == run(tmp_path / "models", tmp_path / "in.parquet", tmp_path / "none.parquet")
-    assert ["text", "prediction", "warnings"] == pq.read_table(tmp_path / "none.parquet").column_names
+    assert run(tmp_path / "models", tmp_path / "in.parquet", tmp_path / "none.parquet") == 0
+    assert pq.read_table(tmp_path / "none.parquet").column_names == ["text", "prediction", "warnings"]
 
 
 @ALL
@@ -489,7 +489,7 @@ def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: P
     for part in range(3):
         pq.write_table(pa.Table.from_pylist([*rows[part::3], {"id": 100 + part, "review": None}]), tmp_path / f"in/{part}.parquet")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet")
-    assert 0 == run(models, tmp_path / "all.parquet", tmp_path / "scored.parquet", "--columns", "text=review")
+    assert run(models, tmp_path / "all.parquet", tmp_path / "scored.parquet", "--columns", "text=review") == 0
     expected = {row["id"]: row for row in pq.read_table(tmp_path / "scored.parquet").to_pylist()}
     with pytest.raises(SettingsError, match="same bundle"):
         Scorer(str(models / "tiny"), version="0")
@@ -497,12 +497,12 @@ def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: P
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         arguments = {"model": str(models / "tiny"), "columns": {"text": "review"}}
         predictions = read_parquet(str(tmp_path / "in")).map_batches(Scorer, fn_constructor_kwargs=arguments, concurrency=1).take_all()
-        assert 0 == run(models, tmp_path / "all.parquet", tmp_path / "good", "--columns", "text=review", "--ray", "local")
-        assert 3 == run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local")
-        assert 1 == run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local")
+        assert run(models, tmp_path / "all.parquet", tmp_path / "good", "--columns", "text=review", "--ray", "local") == 0
+        assert run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local") == 3
+        assert run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local") == 1
     finally:
         ray.shutdown()
     for actual in (predictions, pq.read_table(tmp_path / "out").to_pylist()):
         by_id = {row["id"]: row for row in actual}
-        assert {100, 101, 102} == {key for key, row in by_id.items() if row["error"] is not None and row["prediction"] is None}
+        assert {key for key, row in by_id.items() if row["error"] is not None and row["prediction"] is None} == {100, 101, 102}
         assert_same(expected, {key: {name: by_id[key][name] for name in expected[key]} for key in expected})

@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
         write_lines(source, rows)
     rejections_file = tmp_path / f"{output.name}.rejected.jsonl"
     limit = ("--max-chars", "200")
-    assert 3 == run(models, source, output, *limit)
+    assert run(models, source, output, *limit) == 3
     expected = [output.read_bytes(), rejections_file.read_bytes()]
     count, last = 0, 10**6
 
@@ -107,9 +107,9 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
             count = -(10**6)
         points += 1
         if any(tmp_path.glob("*.parts-*")) or not output.exists():  # otherwise the kill came after the end
-            assert 3 == run(models, source, output, *limit, "--threads", "3", "--device-id", "1", "--gpu-mem-limit-mib", "9")
-        assert expected == [output.read_bytes(), rejections_file.read_bytes()], last
-        assert {source.name, "models", output.name, rejections_file.name} == set(os.listdir(tmp_path)), last
+            assert run(models, source, output, *limit, "--threads", "3", "--device-id", "1", "--gpu-mem-limit-mib", "9") == 3
+        assert [output.read_bytes(), rejections_file.read_bytes()] == expected, last
+        assert set(os.listdir(tmp_path)) == {source.name, "models", output.name, rejections_file.name}, last
     assert points > 4
 
 
@@ -118,16 +118,16 @@ def test_the_parts_of_other_options_or_of_another_input_are_not_used(
 ) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     with failing_at(2, OSError(errno.ENOSPC, "No space left on device")):
-        assert 1 == run(models, source, output)
+        assert run(models, source, output) == 1
     assert "(No space left on device)" in capsys.readouterr().err
     assert not output.exists()
-    assert 0 == run(models, source, output, "--parameters", '{"top_k": 1}')
-    assert {1} == {len(row["prediction"]) for row in read_rows(output)}
+    assert run(models, source, output, "--parameters", '{"top_k": 1}') == 0
+    assert {len(row["prediction"]) for row in read_rows(output)} == {1}
     output.unlink()
     with source.open("a") as file:
         file.write('{"text": "good"}\n')
-    assert 0 == run(models, source, output)
-    assert 91 == len(read_rows(output))
+    assert run(models, source, output) == 0
+    assert len(read_rows(output)) == 91
 
 
 @pytest.mark.parametrize("index", [1, 2])
@@ -135,16 +135,16 @@ def test_a_resumed_run_rejects_the_same_types_of_predictions(tmp_path: Path, ind
     tiny.bundle(tmp_path / "models", task="fill-mask")
     source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.table({"text": ["a [MASK] [MASK]" if i in (3, 15, 16, 39) else "a [MASK]" for i in range(40)]}), source)
-    assert 3 == run(tmp_path / "models", source, output)
+    assert run(tmp_path / "models", source, output) == 3
     files = (output, output.with_name("out.parquet.rejected.jsonl"))
     expected = [path.read_bytes() for path in files]
-    assert [4, 16, 17, 40] == [row["row"] for row in read_rows(files[1])]
+    assert [row["row"] for row in read_rows(files[1])] == [4, 16, 17, 40]
     for path in files:
         path.unlink()
     with failing_at(index, KeyboardInterrupt()):
-        assert 130 == run(tmp_path / "models", source, output)
-    assert 3 == run(tmp_path / "models", source, output)
-    assert expected == [path.read_bytes() for path in files]
+        assert run(tmp_path / "models", source, output) == 130
+    assert run(tmp_path / "models", source, output) == 3
+    assert [path.read_bytes() for path in files] == expected
 
 
 def test_an_input_that_grows_during_the_run_stops_it(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,11 +156,11 @@ def test_an_input_that_grows_during_the_run_stops_it(models: Path, tmp_path: Pat
                 file.write('{"text": "good"}\n')
 
     with before_each_write(grow):
-        assert 1 == run(models, source, output)
+        assert run(models, source, output) == 1
     assert str(source) in capsys.readouterr().err
     assert not output.exists()
-    assert 0 == run(models, source, output)
-    assert 91 == len(read_rows(output))
+    assert run(models, source, output) == 0
+    assert len(read_rows(output)) == 91
 
 
 def test_a_run_with_too_many_rejected_rows_stops_and_a_larger_limit_continues_it(
@@ -168,14 +168,14 @@ def test_a_run_with_too_many_rejected_rows_stops_and_a_larger_limit_continues_it
 ) -> None:
     """The first part of 16 rows has 9 rejected rows. No file prevents another run."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": text} if index % 5 < 2 else {"txt": text} for index, text in enumerate(TEXTS)])
-    assert 1 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "5")
+    assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "5") == 1
     assert "row 3 because" in (message := capsys.readouterr().err) and "`txt`" in message
-    assert {"in.jsonl", "models"} == set(os.listdir(tmp_path))
-    assert 1 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "15")
-    assert 1 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "53")
-    assert 3 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "54")
-    assert (36, 54) == tuple(len(read_rows(tmp_path / name)) for name in ("out.jsonl", "out.jsonl.rejected.jsonl"))
-    assert {"in.jsonl", "models", "out.jsonl", "out.jsonl.rejected.jsonl"} == set(os.listdir(tmp_path))
+    assert set(os.listdir(tmp_path)) == {"in.jsonl", "models"}
+    assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "15") == 1
+    assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "53") == 1
+    assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "54") == 3
+    assert tuple(len(read_rows(tmp_path / name)) for name in ("out.jsonl", "out.jsonl.rejected.jsonl")) == (36, 54)
+    assert set(os.listdir(tmp_path)) == {"in.jsonl", "models", "out.jsonl", "out.jsonl.rejected.jsonl"}
 
 
 @pytest.mark.parametrize("kind", ["file", "device", "folder", "input", "link to nothing"])
@@ -189,21 +189,21 @@ def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -
         other.symlink_to({"device": Path("/dev/null"), "folder": tmp_path}.get(kind, tmp_path / "none"))
     before = set(os.listdir(tmp_path))
     for output, flags in ((other, ()), (tmp_path / "out.jsonl", ("--rejected", str(other)))):
-        assert 2 == run(models, source, output, *flags)
-    assert 2 == run(models, source, tmp_path / "new.jsonl", "--rejected", str(tmp_path / "new.jsonl"))
-    assert (before, 2) == (set(os.listdir(tmp_path)), len(read_rows(source)))
-    assert kind != "file" or "mine" == other.read_text()
+        assert run(models, source, output, *flags) == 2
+    assert run(models, source, tmp_path / "new.jsonl", "--rejected", str(tmp_path / "new.jsonl")) == 2
+    assert (set(os.listdir(tmp_path)), len(read_rows(source))) == (before, 2)
+    assert kind != "file" or other.read_text() == "mine"
 
 
 def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp_path: Path) -> None:
     """After it is moved, the run only joins its parts."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     with before_each_write(lambda index: output.write_text("mine")):
-        assert 2 == run(models, source, output)
-    assert "mine" == output.read_text()
+        assert run(models, source, output) == 2
+    assert output.read_text() == "mine"
     output.rename(tmp_path / "mine")
-    assert 0 == run(models, source, output)
-    assert 90 == len(read_rows(output))
+    assert run(models, source, output) == 0
+    assert len(read_rows(output)) == 90
 
 
 def test_the_number_of_parts_is_not_limited_by_open_files(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,10 +212,10 @@ def test_the_number_of_parts_is_not_limited_by_open_files(models: Path, tmp_path
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
     try:
-        assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+        assert run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert TEXTS == pq.read_table(tmp_path / "out.parquet").column("text").to_pylist()
+    assert pq.read_table(tmp_path / "out.parquet").column("text").to_pylist() == TEXTS
 
 
 def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: Path) -> None:
@@ -229,21 +229,21 @@ def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: 
             codes[0] = run(models, source, output)
 
     with before_each_write(other):
-        assert (1, [0]) == (run(models, source, output), codes)
+        assert (run(models, source, output), codes) == (1, [0])
     expected = output.read_bytes()
-    assert 0 == run(models, source, output)
-    assert (expected, TEXTS) == (output.read_bytes(), [row["text"] for row in read_rows(output)])
-    assert {"in.jsonl", "models", "out.jsonl"} == set(os.listdir(tmp_path))
+    assert run(models, source, output) == 0
+    assert (output.read_bytes(), [row["text"] for row in read_rows(output)]) == (expected, TEXTS)
+    assert set(os.listdir(tmp_path)) == {"in.jsonl", "models", "out.jsonl"}
 
 
 @pytest.mark.parametrize("after", [0, 1])
 def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: int) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
     with failing_at(after, KeyboardInterrupt()):
-        assert 130 == run(models, source, output)
-    assert after == len(list(tmp_path.glob("out.jsonl.parts-*")))
-    assert 0 == run(models, source, output)
-    assert TEXTS == [row["text"] for row in read_rows(output)]
+        assert run(models, source, output) == 130
+    assert len(list(tmp_path.glob("out.jsonl.parts-*"))) == after
+    assert run(models, source, output) == 0
+    assert [row["text"] for row in read_rows(output)] == TEXTS
 
 
 def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkey
     monkeypatch.setattr(OnnxEngine, "run", count_call)
     monkeypatch.setattr(predictor, "BLOCK_ROWS", 64)
     source = write_lines(tmp_path / "in.jsonl", [{"text": "a [MASK] film" + " good" * (index % 20)} for index in range(64)])
-    assert 0 == run(tmp_path / "models", source, tmp_path / "out.jsonl", "--threads", "1", "--max-batch-tokens", "64")
+    assert run(tmp_path / "models", source, tmp_path / "out.jsonl", "--threads", "1", "--max-batch-tokens", "64") == 0
     assert len(references) > 2 * max(alive)
 
 
@@ -278,9 +278,9 @@ def test_only_the_row_that_the_graph_cannot_score_is_rejected(models: Path, tmp_
     monkeypatch.setattr(OnnxEngine, "run", fail)
     texts = ["good", "a good bad film very", "bad film", "good book the"]
     source = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts])
-    assert 3 == run(models, source, tmp_path / "out.jsonl")
-    assert [2] == [row["row"] for row in read_rows(tmp_path / "out.jsonl.rejected.jsonl")]
-    assert [texts[0], texts[2], texts[3]] == [row["text"] for row in read_rows(tmp_path / "out.jsonl")]
+    assert run(models, source, tmp_path / "out.jsonl") == 3
+    assert [row["row"] for row in read_rows(tmp_path / "out.jsonl.rejected.jsonl")] == [2]
+    assert [row["text"] for row in read_rows(tmp_path / "out.jsonl")] == [texts[0], texts[2], texts[3]]
 
 
 @pytest.mark.full_grid
@@ -289,7 +289,7 @@ def test_a_run_reads_from_a_pipe_and_resumes_after_a_signal(models: Path, tmp_pa
     command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny"]
     lines = b'{"text": "good"}\n' * 3
     subprocess.run([*command, "--input-format", "jsonl", "-", tmp_path / "out.jsonl"], input=lines, capture_output=True, check=True)
-    assert 3 == len(read_rows(tmp_path / "out.jsonl"))
+    assert len(read_rows(tmp_path / "out.jsonl")) == 3
     (tmp_path / "out.jsonl").unlink()
 
     source = write_lines(tmp_path / "in.jsonl", [{"text": f"{text} {i}"} for i in range(300) for text in TEXTS])
@@ -300,6 +300,6 @@ def test_a_run_reads_from_a_pipe_and_resumes_after_a_signal(models: Path, tmp_pa
             while process.poll() is None and before == set(tmp_path.glob("out.jsonl.parts-*/part-?????")):
                 time.sleep(0.01)
             process.send_signal(number)
-        assert code == process.returncode
+        assert process.returncode == code
     subprocess.run([*command, "--threads", "1", source, tmp_path / "out.jsonl"], check=True, capture_output=True)
-    assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

@@ -14,10 +14,10 @@ from bertserve.service.settings import Settings, parse
 def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         parse(Settings, ["--help"])
-    assert 0 == exit_info.value.code
+    assert exit_info.value.code == 0
     page = capsys.readouterr().out
-    assert [] == [name for name in Settings.model_fields if f"--{name.replace('_', '-')}" not in page]
-    assert [] == [python for python in ("tuple[", "Path(", "None", "()", " str]", " int]") if python in page]
+    assert [name for name in Settings.model_fields if f"--{name.replace('_', '-')}" not in page] == []
+    assert [python for python in ("tuple[", "Path(", "None", "()", " str]", " int]") if python in page] == []
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_flag_and_its_variable_set_the_same_value(name: str, text: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert value == getattr(parse(Settings, [f"--{name.replace('_', '-')}", text]), name)
+    assert getattr(parse(Settings, [f"--{name.replace('_', '-')}", text]), name) == value
     monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", text)
-    assert value == getattr(parse(Settings, []), name)
+    assert getattr(parse(Settings, []), name) == value
 
 
 @pytest.mark.parametrize("name", ["access_log", "batch_variant_graphs"])
@@ -76,7 +76,7 @@ def test_variables_of_a_kubernetes_service_are_not_settings(monkeypatch: pytest.
     defaults = parse(Settings, [])
     for name, value in LINKS.items():
         monkeypatch.setenv(name, value)
-    assert parse(Settings, []) == defaults
+    assert defaults == parse(Settings, [])
     monkeypatch.setenv("BERT_SERVE_PORT", "tcp:8000")
     with pytest.raises(SettingsError, match="BERT_SERVE_PORT"):
         parse(Settings, [])
@@ -86,7 +86,7 @@ def test_variables_of_a_kubernetes_service_are_not_settings(monkeypatch: pytest.
 def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         parse(Settings, [flag])
-    assert 2 == exit_info.value.code
+    assert exit_info.value.code == 2
     assert near in capsys.readouterr().err
 
 
@@ -106,7 +106,7 @@ def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: s
 def test_settings_that_contradict_each_other_are_refused(flags: str, names: tuple[str, ...]) -> None:
     with pytest.raises(SettingsError) as error:
         parse(Settings, flags.split())
-    assert [] == [name for name in names if name not in error.value.message]
+    assert [name for name in names if name not in error.value.message] == []
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_settings_are_read_from_the_file(file: Path) -> None:
         "model": ("org/model",),
         "default": {"classify": "a", "ner": "b"},
     }
-    assert expected == {name: getattr(settings, name) for name in settings.model_fields_set}
+    assert {name: getattr(settings, name) for name in settings.model_fields_set} == expected
 
 
 def test_flags_and_variables_override_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +195,8 @@ def test_flags_and_variables_override_the_file(file: Path, monkeypatch: pytest.M
     monkeypatch.setenv("BERT_SERVE_PORT", "1")
     settings = parse(Settings, ["--models", "c"])
 
-    assert (1, (Path("c"),), True) == (settings.port, settings.models, settings.access_log)
-    assert 2 == parse(Settings, ["--port", "2"]).port
+    assert (settings.port, settings.models, settings.access_log) == (1, (Path("c"),), True)
+    assert parse(Settings, ["--port", "2"]).port == 2
 
 
 def test_commands_read_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,8 +204,8 @@ def test_commands_read_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file = tmp_path / "bertserve.toml"
     file.write_text(f'models = "{tmp_path}/own"')
 
-    assert 0 == main(["models", "--json", "--config", str(file)])
-    assert ["tiny"] == [model["name"] for model in json.loads(capsys.readouterr().out)]
+    assert main(["models", "--json", "--config", str(file)]) == 0
+    assert [model["name"] for model in json.loads(capsys.readouterr().out)] == ["tiny"]
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,12 @@ def test_a_batch_gets_the_smallest_shape_that_fits() -> None:
     """Rows and lengths are rounded up to planned values. Too many rows have no shape; a longer text gets the last length."""
     given_ = [(1, 3), (2, 8), (3, 8), (5, 1), (7, 8), (2, 9), (4, 16), (2, 32), (1, 40)]
 
-    assert [(1, 8), (2, 8), (4, 8), (6, 8), None, (3, 16), None, (2, 32), (1, 32)] == [PLAN.padded_shape(*shape) for shape in given_]
+    assert [PLAN.padded_shape(*shape) for shape in given_] == [(1, 8), (2, 8), (4, 8), (6, 8), None, (3, 16), None, (2, 32), (1, 32)]
 
 
 def test_a_token_budget_limits_the_rows() -> None:
-    assert {(1, 8), (2, 8), (4, 8), (1, 16), (1, 32)} == set(PLAN.within(40).all_shapes)
-    assert {(1, 8), (1, 16), (1, 32)} == set(PLAN.within(1).all_shapes)
+    assert set(PLAN.within(40).all_shapes) == {(1, 8), (2, 8), (4, 8), (1, 16), (1, 32)}
+    assert set(PLAN.within(1).all_shapes) == {(1, 8), (1, 16), (1, 32)}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], bu
     while batch := queue.take(0.0):
         batches.append([item.payload for item in batch])
 
-    assert sorted(lengths) == sorted(n for batch in batches for n in batch)
+    assert sorted(n for batch in batches for n in batch) == sorted(lengths)
     shapes = [PLAN.padded_shape(len(batch), max(batch)) for batch in batches]
     assert None not in shapes
     assert {shape for shape in shapes if shape} <= set(PLAN.within(budget).all_shapes)
@@ -122,14 +122,14 @@ def test_a_row_in_a_batch_equals_the_row_alone(tmp_path: Path, monkeypatch: pyte
     for size in range(1, len(texts) + 1):
         rows = engine.run(texts[:size])
 
-        assert size == len(rows)
+        assert len(rows) == size
         for text, row in zip(texts, rows, strict=False):
             [alone] = exact.run([text])
-            assert alone.keys() == row.keys()
+            assert row.keys() == alone.keys()
             for name, value in alone.items():
                 np.testing.assert_allclose(value, row[name], rtol=0, atol=1e-5)
     assert len(shapes_of(feeds)) > 4
-    assert "exact" == shapes or shapes_of(feeds) <= SHAPES
+    assert shapes == "exact" or shapes_of(feeds) <= SHAPES
     if masks and shapes == "planned":
         assert {len(feed["mask_index"]) for feed in feeds} <= set(MASKED.masks)
 
@@ -151,7 +151,7 @@ def test_row_lengths_are_an_input(tmp_path: Path) -> None:
     graph = files.load_bundle(tiny.bundle(tmp_path)).manifest.graphs[0].model_copy(update={"inputs": specs, "shapes": PLAN})
     engine = OnnxEngine(tmp_path / "graph.onnx", graph, pad_id=7, padding_side="right")
 
-    assert [3, 5, 9, 32, 4] == [row["logits"][0] for row in engine.run([encoding(n) for n in (3, 5, 9, 32, 4)])]
+    assert [row["logits"][0] for row in engine.run([encoding(n) for n in (3, 5, 9, 32, 4)])] == [3, 5, 9, 32, 4]
 
 
 def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def serve_texts(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], s
     async def send(client: httpx.AsyncClient) -> Any:
         response = await client.post("/classify", json={"inputs": TEXTS})
         page = (await client.get("/metrics")).text
-        assert sum(feed["input_ids"].size for feed in feeds) == metric(page, "tokens_total")  # real and padding tokens
+        assert metric(page, "tokens_total") == sum(feed["input_ids"].size for feed in feeds)  # real and padding tokens
         return response.json()
 
     return run_with_client(service, send), shapes_of(feeds), warm
@@ -185,7 +185,7 @@ def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:
     answer, shapes, warm = serve_texts(edit_graph(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)
 
     shapes_of_plan = set(PLAN.within(40).all_shapes)
-    assert shapes_of_plan == warm
+    assert warm == shapes_of_plan
     assert shapes <= shapes_of_plan
     assert len(shapes) > 2
     assert not exact[1] <= SHAPES

@@ -40,16 +40,16 @@ def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, workers: i
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", str(workers), "--threads", str(workers), "--api-key-file", str(tmp_path / "keys"))
     with running(models, tmp_path / "log", *flags) as server:
-        assert {200} == statuses(server, "one")
+        assert statuses(server, "one") == {200}
         (tmp_path / "keys").write_text("two")
         shutil.rmtree(models / "tiny")
         tiny.bundle(models, "other")
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: server.log.read_text().count("the model tiny is unloaded") == workers)
-        assert [{200}, {404}] == [statuses(server, "two", path) for path in ("/models/other", "/models/tiny")]
-        assert {401} == statuses(server, "one")
+        assert [statuses(server, "two", path) for path in ("/models/other", "/models/tiny")] == [{200}, {404}]
+        assert statuses(server, "one") == {401}
         server.process.send_signal(signal.SIGHUP)
-        assert {200} == statuses(server, "two", "/models/other")
+        assert statuses(server, "two", "/models/other") == {200}
         assert server.process.poll() is None
     assert "Traceback" not in server.log.read_text()
 
@@ -75,7 +75,7 @@ def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path:
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", workers, "--threads", workers, "--api-key-file", str(tmp_path / "keys"))
     with running(models, tmp_path / "log", *flags, program=CHANGED) as server:
-        assert ({401}, {200}) == (statuses(server, "one"), statuses(server, "two"))
+        assert (statuses(server, "one"), statuses(server, "two")) == ({401}, {200})
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.full_grid)])
@@ -87,8 +87,8 @@ def test_the_service_supports_tls(models: Path, tmp_path: Path, workers: str) ->
     with running(models, tmp_path / "log", "--tls-cert", str(chain), "--tls-key", str(key), *flags) as server:
         assert server.url.startswith("https://")
         with httpx.Client(base_url=server.url, verify=context, trust_env=False) as client:
-            assert 200 == client.post("/classify", json=BODY).status_code
-            assert 200 == client.post("/classify", json={"inputs": ["good"] * 400}).status_code
+            assert client.post("/classify", json=BODY).status_code == 200
+            assert client.post("/classify", json={"inputs": ["good"] * 400}).status_code == 200
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             httpx.get(server.url, verify=ssl.create_default_context(), trust_env=False)
         with pytest.raises(httpx.TransportError):
@@ -115,7 +115,7 @@ def test_sighup_reloads_the_certificate_unless_it_is_invalid(models: Path, tmp_p
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: server.log.read_text().count("--tls-key") == int(workers))
 
-        assert second == certificate_of(server)
+        assert certificate_of(server) == second
 
 
 def test_the_health_command_uses_the_settings_of_the_service(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +127,8 @@ def test_the_health_command_uses_the_settings_of_the_service(models: Path, tmp_p
     with running(models, tmp_path / "log") as server:
         monkeypatch.setenv("BERT_SERVE_PORT", server.url.rpartition(":")[2])
         monkeypatch.setenv("BERT_SERVE_TIMEOUT_MS", "200000")  # as if a flag of serve had raised the maximum
-        assert 0 == main(["health"])
-    assert 1 == main(["health"])
+        assert main(["health"]) == 0
+    assert main(["health"]) == 1
 
 
 def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:

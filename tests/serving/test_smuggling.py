@@ -113,9 +113,9 @@ def test_no_generated_text_yields_a_special_token(new_tokenizer: Callable[..., T
     tokens = new_tokenizer().tokenize([text])[0]
 
     assert {PAD, CLS, SEP, MASK}.isdisjoint(tokens.ids)
-    assert len(tokens) == len(tokens.offsets)
+    assert len(tokens.offsets) == len(tokens)
     assert all(0 <= start <= end <= len(text) for start, end in tokens.offsets)
-    assert [start for start, _ in tokens.offsets] == sorted(start for start, _ in tokens.offsets)
+    assert sorted(start for start, _ in tokens.offsets) == [start for start, _ in tokens.offsets]
 
 
 @given(text=TEXTS)
@@ -137,14 +137,14 @@ def test_special_tokens_in_the_inputs_of_a_task_stay_text(new_tokenizer: Callabl
     text = encode(fill_mask, fill_mask.FillMaskInput(f"{spelling} {plain.spec.mask and plain.spec.mask.token}"), plain).encodings[0]
 
     for encoding, seps in ((passage, 2), (hypothesis, 2), (pair, 2), (text, 1)):
-        assert (1, seps) == (encoding.ids.tolist().count(CLS), encoding.ids.tolist().count(SEP))
+        assert (encoding.ids.tolist().count(CLS), encoding.ids.tolist().count(SEP)) == (1, seps)
 
 
 def test_the_offsets_of_a_spelled_special_token_are_kept(new_tokenizer: Callable[..., Tokenizer]) -> None:
     text = "good </s> bad [SEP] x"
     (tokens,) = new_tokenizer().tokenize([text])
 
-    assert text.replace(" ", "") == "".join(text[start:end] for start, end in tokens.offsets).replace(" ", "")
+    assert "".join(text[start:end] for start, end in tokens.offsets).replace(" ", "") == text.replace(" ", "")
 
 
 def test_the_embedded_tokenizers_read_special_tokens_as_text(models: Path) -> None:

@@ -80,8 +80,8 @@ def test_a_bundle_is_served_in_place_and_model_and_models_can_be_combined(
     alone = with_sources(settings(tmp_path, "--model", str(models / "tiny")))
     both = with_sources(settings(tmp_path, "--model", str(checkpoint), "--models", str(models)))
 
-    assert [models / "tiny"] == find_bundles(alone.models)
-    assert ["other", "own", "tiny"] == [path.name for path in find_bundles(both.models)]
+    assert find_bundles(alone.models) == [models / "tiny"]
+    assert [path.name for path in find_bundles(both.models)] == ["other", "own", "tiny"]
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_a_bundle_is_served_in_place_and_model_and_models_can_be_combined(
     ],
 )
 def test_a_name_without_a_folder_is_a_hub_id(text: str, source: ModelSource) -> None:
-    assert source == read_source(text)
+    assert read_source(text) == source
 
 
 def test_a_folder_can_be_served_under_another_name(checkpoint: Path) -> None:
     odd = checkpoint.rename(checkpoint.with_name("a=b"))
-    assert ModelSource("mine", str(odd)) == read_source(f"mine={odd}")
+    assert read_source(f"mine={odd}") == ModelSource("mine", str(odd))
     with pytest.raises(SettingsError, match="`a=b`"):
         read_source(str(odd))
 
@@ -135,8 +135,8 @@ def test_the_second_start_uses_the_cached_bundle(checkpoint: Path, fake: Fake, t
     first = with_sources(settings(tmp_path, "--model", str(checkpoint)))
     monkeypatch.setattr(sources, "export_command", lambda source: pytest.fail("nothing is to be exported"))
 
-    assert first.models == with_sources(settings(tmp_path, "--model", str(checkpoint))).models
-    assert 1 == len(calls(tmp_path))
+    assert with_sources(settings(tmp_path, "--model", str(checkpoint))).models == first.models
+    assert len(calls(tmp_path)) == 1
 
 
 def test_a_bundle_without_int8_is_served_with_a_warning(
@@ -148,9 +148,9 @@ def test_a_bundle_without_int8_is_served_with_a_warning(
     first = with_sources(settings(tmp_path, *flags))
 
     assert str(checkpoint) in caplog.text
-    assert ["own"] == [path.name for path in find_bundles(first.models)]
-    assert first.models == with_sources(settings(tmp_path, *flags)).models
-    assert 1 == len(calls(tmp_path))
+    assert [path.name for path in find_bundles(first.models)] == ["own"]
+    assert with_sources(settings(tmp_path, *flags)).models == first.models
+    assert len(calls(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("part", ["model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json"])
@@ -161,7 +161,7 @@ def test_a_changed_checkpoint_is_exported_again(part: str, checkpoint: Path, fak
     (checkpoint / part).write_bytes(b"{ }")
     with_sources(settings(tmp_path, "--model", str(checkpoint)))
 
-    assert 2 == len(calls(tmp_path))
+    assert len(calls(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(("place", "part"), [("", ""), ("0_Transformer", ""), ("", "0_Transformer")])
@@ -188,9 +188,9 @@ def test_each_source_name_and_option_has_its_own_cache_key(checkpoint: Path) -> 
         read_source("org/model@v1").key([]),
         read_source("other/model").key([]),
     ]
-    assert len(keys) == len(set(keys))
+    assert len(set(keys)) == len(keys)
     shutil.copytree(checkpoint, checkpoint / "checkpoint-500")
-    assert keys[0] == read_source(str(checkpoint)).key([])
+    assert read_source(str(checkpoint)).key([]) == keys[0]
 
 
 def test_two_simultaneous_starts_export_once(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
@@ -209,8 +209,8 @@ def test_two_simultaneous_starts_export_once(checkpoint: Path, fake: Fake, tmp_p
     exports.append(sources.get_or_export(source, [], tmp_path / "cache"))
     thread.join()
 
-    assert exports[0] == exports[1]
-    assert 1 == len(calls(tmp_path))
+    assert exports[1] == exports[0]
+    assert len(calls(tmp_path)) == 1
 
 
 def test_an_unwritable_cache_is_an_error(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
@@ -221,10 +221,10 @@ def test_an_unwritable_cache_is_an_error(checkpoint: Path, fake: Fake, tmp_path:
 
 def test_the_default_cache_is_in_the_cache_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert Path("/elsewhere/bertserve") == sources.cache_folder(Settings())
+    assert sources.cache_folder(Settings()) == Path("/elsewhere/bertserve")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/ada")
-    assert Path("/home/ada/.cache/bertserve") == sources.cache_folder(Settings())
+    assert sources.cache_folder(Settings()) == Path("/home/ada/.cache/bertserve")
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_the_export_options_follow_from_the_settings(flags: str, options: str, g
     monkeypatch.setattr(sources, "distributions", lambda name: [name] if gpu else [])
     arguments = export_options(parse(Settings, flags.split()))
 
-    assert options.split() == arguments
-    assert "x" == build_parser().parse_args([*arguments, "--output", "y", "--name", "z", "--revision", "r", "--", "x"]).source
+    assert arguments == options.split()
+    assert build_parser().parse_args([*arguments, "--output", "y", "--name", "z", "--revision", "r", "--", "x"]).source == "x"
 
 
 @pytest.mark.parametrize("flags", [["--precision", "fp16", "--provider", "cpu"], ["--precision", "int8", "--provider", "cuda"]])
@@ -261,8 +261,8 @@ def test_the_command_prints_the_export_error(checkpoint: Path, fake: Fake, tmp_p
     with pytest.raises(SystemExit) as exit_info:
         main(["serve", "--port", "0", "--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache")])
 
-    assert 1 == exit_info.value.code
-    assert "bert-export: the checkpoint cannot be read.\n" == capfd.readouterr().err
+    assert exit_info.value.code == 1
+    assert capfd.readouterr().err == "bert-export: the checkpoint cannot be read.\n"
 
 
 def test_one_line_names_the_missing_packages(
@@ -271,9 +271,9 @@ def test_one_line_names_the_missing_packages(
     monkeypatch.setattr(sources, "find_spec", lambda name: None if name in ("torch", "transformers") else object())
     flags = ["--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache")]
 
-    assert [1, 1] == [main(["serve", "--port", "0", *flags]), main(["check", *flags])]
+    assert [main(["serve", "--port", "0", *flags]), main(["check", *flags])] == [1, 1]
     first, second = capsys.readouterr().err.splitlines()
-    assert first == second
+    assert second == first
     assert "torch, transformers" in first and "`export` (`pip install " in first
 
 
@@ -317,13 +317,13 @@ def test_a_signal_ends_the_export_and_the_start(workers: str, number: signal.Sig
             time.sleep(0.01)
         os.kill(process.pid, number)
 
-        assert 128 + number == process.wait(10)
-    assert f"{number.value}\n" == (tmp_path / "cache/got").read_text()
-    assert [] == list((tmp_path / "cache").glob("*/own"))
+        assert process.wait(10) == 128 + number
+    assert (tmp_path / "cache/got").read_text() == f"{number.value}\n"
+    assert list((tmp_path / "cache").glob("*/own")) == []
 
 
 def listing_of(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
-    assert 1 == main(["serve", "--port", "0", *argv])
+    assert main(["serve", "--port", "0", *argv]) == 1
     [line] = capsys.readouterr().err.splitlines()
     return line
 

@@ -35,9 +35,9 @@ def test_a_start_prints_models_address_and_time(models: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         lines = [process.stdout.readline() for _ in range(3)]
         process.send_signal(signal.SIGTERM)
-        assert 0 == process.wait(10)
-        assert [] == without_shutdown(process.stderr.read())
-    assert ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32, answers /classify\n"] == lines[:2]
+        assert process.wait(10) == 0
+        assert without_shutdown(process.stderr.read()) == []
+    assert lines[:2] == ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32, answers /classify\n"]
     assert re.fullmatch(
         r"bertserve \S+ listens on (http://127\.0\.0\.1:\d+), ready after \d+\.\d\d s with \d+ inference threads?; docs at \1/docs\n",
         lines[2],
@@ -59,15 +59,15 @@ def test_the_log_can_be_json(models: Path, tmp_path: Path) -> None:
     assert "swordfish" not in log
     lines = [json.loads(line) for line in log.splitlines()]
     *requests, broken = [(line["status"], line["request_id"], line["model"]) for line in lines if line["logger"] == "bertserve.access"]
-    assert [(200, "r-7", "tiny"), (422, "r-7", "unknown")] == requests
-    assert 499 == broken[0]
+    assert requests == [(200, "r-7", "tiny"), (422, "r-7", "unknown")]
+    assert broken[0] == 499
     assert all(line["level"] in {"INFO", "WARNING"} and datetime.fromisoformat(line["time"]).tzinfo for line in lines)
     access = [line for line in lines if line["logger"] == "bertserve.access"]
-    assert [("POST", "/classify")] * 3 == [(line["method"], line["path"]) for line in access]
+    assert [(line["method"], line["path"]) for line in access] == [("POST", "/classify")] * 3
     assert {"tokenize_ms", "queue_ms", "inference_ms", "decode_ms"} <= set(access[0])
-    assert ["127.0.0.1"] * 3 == [line["client"] for line in access]
+    assert [line["client"] for line in access] == ["127.0.0.1"] * 3
     request_id = json.loads(response.partition(b"\r\n\r\n")[2])["request_id"]
-    assert [(400, "malformed")] == [(line["status"], line["error_type"]) for line in lines if line.get("request_id") == request_id]
+    assert [(line["status"], line["error_type"]) for line in lines if line.get("request_id") == request_id] == [(400, "malformed")]
     assert 'http_requests_total{status="400"} 1.0' in metrics
 
 
@@ -96,8 +96,8 @@ def test_an_error_is_the_same_with_one_or_two_workers(models: Path, flag: str, c
         (models / "tiny/tokenizer.json").unlink()
     one, two = failures("--models", str(models), "--port", "0", flag)
 
-    assert (code, "", one.stderr) == (one.returncode, one.stdout, two.stderr)
-    assert (code, "", 1) == (two.returncode, two.stdout, len(two.stderr.splitlines()))
+    assert (one.returncode, one.stdout, two.stderr) == (code, "", one.stderr)
+    assert (two.returncode, two.stdout, len(two.stderr.splitlines())) == (code, "", 1)
 
 
 def test_a_port_in_use_is_an_error(models: Path) -> None:
@@ -105,8 +105,8 @@ def test_a_port_in_use_is_an_error(models: Path) -> None:
         port = str(listener.getsockname()[1])
         one, two = failures("--models", str(models), "--port", port)
 
-    assert (1, one.stdout, one.stderr) == (one.returncode, two.stdout, two.stderr)
-    assert 1 == two.returncode
+    assert (one.returncode, two.stdout, two.stderr) == (1, one.stdout, one.stderr)
+    assert two.returncode == 1
     assert port in two.stderr
     assert "in use" in two.stderr
     assert "listens on" not in two.stdout
@@ -119,7 +119,7 @@ def test_the_limit_on_open_files_is_raised(soft: int, hard: int, changes: list[t
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: actual.append(limits))
     prepare_process(Settings())
-    assert changes == actual
+    assert actual == changes
 
 
 FULL = Path("/dev/full")  # a device that is always full
@@ -130,8 +130,8 @@ def test_an_unwritable_log_does_not_stop_requests(models: Path) -> None:
     bodies = [{"inputs": "good"}, {"inputs": 1}, {"inputs": "good", "model": "none"}, "no body"]
     with running(models, FULL, "--access-log") as server, httpx.Client(base_url=server.url, trust_env=False, timeout=20) as client:
         for _ in range(20):
-            assert [200, 422, 404, 422] == [client.post("/classify", json=body).status_code for body in bodies]
-    assert 0 == server.process.returncode
+            assert [client.post("/classify", json=body).status_code for body in bodies] == [200, 422, 404, 422]
+    assert server.process.returncode == 0
 
 
 def test_onnx_runtime_stores_no_device_id(models: Path, tmp_path: Path) -> None:
@@ -143,4 +143,4 @@ def test_onnx_runtime_stores_no_device_id(models: Path, tmp_path: Path) -> None:
     environment = outside | {"HOME": str(home), "BERT_SERVE_MODELS": str(models)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
-    assert [] == [path for path in home.rglob("*") if path.is_file()]
+    assert [path for path in home.rglob("*") if path.is_file()] == []

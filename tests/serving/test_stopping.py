@@ -40,13 +40,13 @@ def test_sigterm_under_load_loses_nothing(models: Path, tmp_path: Path, workers:
     with running(models, tmp_path / "log", *workers, program=LINGERING) as server:
         with load(server.url, 48) as outcomes:
             server.process.send_signal(signal.SIGTERM)
-            assert 0 == server.process.wait(20)
+            assert server.process.wait(20) == 0
         log = server.lines()
     print(outcomes.outcomes)  # pytest -s shows the counts
     assert {200, 503, "refused", "closed", "unreachable", "interrupted"} >= set(outcomes.outcomes)
     assert outcomes.outcomes["closed"] + outcomes.outcomes["unreachable"] <= 2
     assert outcomes.outcomes[200] > 48
-    assert [] == [line for line in log if "503 unavailable" not in line]
+    assert [line for line in log if "503 unavailable" not in line] == []
 
 
 def test_readiness_fails_while_requests_are_still_answered(models: Path, tmp_path: Path) -> None:
@@ -58,11 +58,11 @@ def test_readiness_fails_while_requests_are_still_answered(models: Path, tmp_pat
     ):
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: client.get("/health/ready").status_code == 503)
-        assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
-        assert "1" == client.get("/health/ready").headers["retry-after"]
-        assert 200 == client.get("/health/live").status_code
+        assert client.post("/classify", json={"inputs": "good"}).status_code == 200
+        assert client.get("/health/ready").headers["retry-after"] == "1"
+        assert client.get("/health/live").status_code == 200
         server.process.send_signal(signal.SIGINT)
-        assert 0 == server.process.wait(20)
+        assert server.process.wait(20) == 0
 
 
 def test_an_idle_connection_is_closed_cleanly(models: Path, tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_an_idle_connection_is_closed_cleanly(models: Path, tmp_path: Path) -> N
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"live" in answer
         server.process.send_signal(signal.SIGTERM)
-        assert b"" == connection.recv(1)
-        assert 0 == server.process.wait(20)
+        assert connection.recv(1) == b""
+        assert server.process.wait(20) == 0
 
 
 @pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])
@@ -87,12 +87,12 @@ def test_an_interrupt_during_shutdown_ends_the_service_at_once(tmp_path: Path, w
         wait_until(lambda: waits(server) > 400)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.log.read_text().count("shutdown started") == (2 if workers == TWO else 1))  # each worker logs it
-        assert 503 == get(server, "/health/ready").status_code
+        assert get(server, "/health/ready").status_code == 503
         server.process.send_signal(signal.SIGTERM)
         error_of(httpx.post(f"{server.url}/classify", json={"inputs": "good"}, trust_env=False), 503, "unavailable")
         assert waits(server) > 0
         server.process.send_signal(signal.SIGINT)
-        assert 0 == server.process.wait(20)
+        assert server.process.wait(20) == 0
         with pytest.raises(httpx.TransportError):
             pending.result()
         assert "Traceback" not in server.log.read_text()
@@ -110,7 +110,7 @@ def test_requests_that_outlast_the_shutdown_timeout_are_refused(tmp_path: Path) 
         server.process.send_signal(signal.SIGTERM)
         for future in waiting:
             error_of(future.result(), 503, "unavailable")
-        assert 0 == server.process.wait(10)
+        assert server.process.wait(10) == 0
 
 
 LOST_GPU = f"""
@@ -137,12 +137,12 @@ onnx_engine.OnnxEngine.time_runs = lambda engine, shapes, repeats: [(*shape, 1e-
 def test_a_lost_gpu_ends_the_process(models: Path, tmp_path: Path, workers: tuple[str, ...]) -> None:
     """Its requests get 503, and its supervisor starts another process: with several workers the arbiter, otherwise that of code 1."""
     with running(models, tmp_path / "log", *workers, program=LOST_GPU) as server:
-        assert 200 == httpx.post(f"{server.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
+        assert httpx.post(f"{server.url}/classify", json={"inputs": "good"}, trust_env=False).status_code == 200
         error_of(httpx.post(f"{server.url}/classify", json={"inputs": ["good"] * 9}, trust_env=False), 503, "unavailable")
         if workers == TWO:
             wait_until(lambda: get(server, "/health/ready").status_code == 200)
         else:
-            assert 1 == server.process.wait(20)
+            assert server.process.wait(20) == 1
         assert "CUDA failure 700" in server.log.read_text()
 
 
@@ -174,7 +174,7 @@ def test_shutdown_does_not_wait_for_a_model_to_load(models: Path, tmp_path: Path
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "loading" in server.log.read_text())
         server.process.send_signal(number)
-        assert 0 == server.process.wait(20)
+        assert server.process.wait(20) == 0
         log = server.log.read_text()
     assert "shutdown finished" in log
     assert "Traceback" not in log

@@ -36,8 +36,8 @@ def to_lines(*bodies: Any) -> bytes:
 
 
 def from_lines(response: httpx.Response) -> list[Any]:
-    assert 200 == response.status_code, response.text
-    assert "application/x-ndjson" == response.headers["content-type"]
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
     assert response.text.endswith("\n") or not response.text
     return [json.loads(line) for line in response.text.splitlines()]
 
@@ -56,7 +56,7 @@ def test_each_line_is_answered_in_order(models: Path, path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["application/jsonl", "application/x-ndjson; charset=utf-8", "Application/JSONLines"])
 def test_the_content_type_makes_a_request_a_stream(models: Path, kind: str) -> None:
-    assert 2 == len(stream_lines(models, to_lines({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": kind}))
+    assert len(stream_lines(models, to_lines({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": kind})) == 2
     answer = call(models, "POST", "/classify", content=to_lines({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": "text/plain"})
     error_of(answer, 400, "malformed")
 
@@ -65,7 +65,7 @@ def test_the_content_type_makes_a_request_a_stream(models: Path, kind: str) -> N
     ("content", "answers"), [(b"", 0), (b"\n\r\n  \n", 0), (b'{"inputs": "a"}', 1), (b'\n{"inputs": "a"}\r\n\n{"inputs": "b"}', 2)]
 )
 def test_blank_lines_are_skipped_and_the_last_line_needs_no_newline(models: Path, content: bytes, answers: int) -> None:
-    assert answers == len(stream_lines(models, content))
+    assert len(stream_lines(models, content)) == answers
 
 
 def test_a_failed_line_gets_an_error_at_its_position(models: Path) -> None:
@@ -80,14 +80,19 @@ def test_a_failed_line_gets_an_error_at_its_position(models: Path) -> None:
     settings = {"max_body_bytes": 1024, "max_chars": 1024, "timeout_ms": 9000}
     items = stream_lines(models, b"\n".join(lines), settings=settings)
 
-    assert [None, "malformed", "invalid_value", "not_found", "too_large", None] == [
-        error["error_type"] if isinstance(error, dict) else None for error in items
+    assert [error["error_type"] if isinstance(error, dict) else None for error in items] == [
+        None,
+        "malformed",
+        "invalid_value",
+        "not_found",
+        "too_large",
+        None,
     ]
-    assert [["error", "error_type", "request_id"]] * 4 == [sorted(error) for error in items[1:5]]
+    assert [sorted(error) for error in items[1:5]] == [["error", "error_type", "request_id"]] * 4
     assert "line 5: " in items[4]["error"] and "line 2: " in items[1]["error"]
     page = call(models, "GET", "/metrics", settings=settings).text
     counts = {("200", "tiny"): 2, ("404", "unknown"): 1, ("413", "unknown"): 1}
-    assert counts == {(status, model): metric(page, "requests_total", status=status, model=model) for status, model in counts}
+    assert {(status, model): metric(page, "requests_total", status=status, model=model) for status, model in counts} == counts
 
 
 @pytest.mark.parametrize(
@@ -112,8 +117,8 @@ async def test_lines_do_not_depend_on_chunk_boundaries(models: Path, size: int) 
 
     await echo.stream(client)
 
-    assert ["one", "two"] == echo.texts
-    assert ["label", "too_large", "label"] == [re.findall("label|too_large", str(answer))[0] for answer in client.answers]
+    assert echo.texts == ["one", "two"]
+    assert [re.findall("label|too_large", str(answer))[0] for answer in client.answers] == ["label", "too_large", "label"]
 
 
 class Client:
@@ -182,10 +187,10 @@ async def test_an_answer_waits_for_those_before_it(models: Path) -> None:
 
     running = asyncio.create_task(echo.stream(client))
     await settle()
-    assert (texts, []) == (echo.texts, client.answers)
+    assert (echo.texts, client.answers) == (texts, [])
     echo.gates["0"].set()
     await running
-    assert texts == [json.loads(answer)[0][0]["label"] for answer in client.answers]
+    assert [json.loads(answer)[0][0]["label"] for answer in client.answers] == texts
 
 
 @pytest.mark.parametrize(("size", "max_stream_requests"), [(2000, 4), (20_000, 32)])
@@ -198,7 +203,7 @@ async def test_a_client_that_does_not_read_pauses_its_stream(models: Path, size:
     running = asyncio.create_task(echo.stream(client))
     await until(lambda: client.taken * len(lines[0]) > READ_AHEAD_BYTES)
     await settle()
-    assert 4 == len(echo.texts)
+    assert len(echo.texts) == 4
     assert (client.taken - len(echo.texts) - 1) * len(lines[0]) <= READ_AHEAD_BYTES
     client.reads.set()
     await running
@@ -209,7 +214,7 @@ async def test_few_long_lines_are_in_progress(models: Path) -> None:
     """Lines of 40 KB wait for each other before they start, and not in the queue, where their deadlines would pass."""
     client, echo = Client([to_lines({"inputs": "x" * 40_000}) * 10]), Echo(models)
     await echo.stream(client)
-    assert (10, 2) == (len(client.answers), echo.most)
+    assert (len(client.answers), echo.most) == (10, 2)
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"application/x-ndjson"])
@@ -232,7 +237,7 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(
             time.sleep(0.001)  # the event loop is busy until all requests have ended
         turns = await request
     assert min(len(client.answers[0]) for client in clients) > LARGE_BYTES
-    assert len(clients) == len(set(turns))
+    assert len(set(turns)) == len(clients)
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"application/x-ndjson"])
@@ -241,7 +246,7 @@ async def test_the_event_loop_reads_one_large_body_per_turn(models: Path, conten
     clients = [Client([to_lines({"inputs": "good", "unknown": "x" * LARGE_BYTES})]) for _ in range(8)]
     turns = await answered_in(state_of(models), clients, "/classify", content_type)
     assert all(b"invalid_value" in client.answers[0] for client in clients)
-    assert len(clients) == len(set(turns))
+    assert len(set(turns)) == len(clients)
 
 
 async def answered_in(service: AppState, clients: list[Client], path: str, content_type: bytes) -> list[int]:
@@ -292,9 +297,9 @@ async def test_lines_wait_while_the_queue_is_full(models: Path, timeout_ms: str)
 
     kinds = {list} if timeout_ms == "120000" else {list, "expired", "overloaded"}
     items = [list if isinstance(answer, list) else answer["error_type"] for answer in answers]
-    assert 64 == len(answers)
+    assert len(answers) == 64
     assert kinds >= set(items)
-    assert items.count("overloaded") == metric(page, "refused_total")
+    assert metric(page, "refused_total") == items.count("overloaded")
 
 
 def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
@@ -311,8 +316,8 @@ def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
     answer = run_with_client(
         service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=headers)
     )
-    assert ["overloaded", "invalid_value"] == [error["error_type"] for error in from_lines(answer)]
-    assert 2 == attempts
+    assert [error["error_type"] for error in from_lines(answer)] == ["overloaded", "invalid_value"]
+    assert attempts == 2
 
 
 @pytest.mark.parametrize(
@@ -333,8 +338,8 @@ def test_a_failure_of_the_service_is_logged(
         service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=LINES)
     )
 
-    assert [kind, "invalid_value"] == [error["error_type"] for error in from_lines(answer)]
-    assert 1 == len(caplog.records)
+    assert [error["error_type"] for error in from_lines(answer)] == [kind, "invalid_value"]
+    assert len(caplog.records) == 1
     assert log_text in caplog.text and "swordfish" not in caplog.text
 
 
@@ -356,7 +361,7 @@ def test_answers_are_sent_while_the_body_arrives(models: Path, tmp_path: Path) -
             client.sendall(b"%x\r\n%s\r\n" % (len(line), line))
         client.sendall(b"0\r\n\r\n")
         rest = answers.readline(), answers.read(size + 2), answers.readline(), answers.readline()
-        assert b"0\r\n" == rest[2]
+        assert rest[2] == b"0\r\n"
         client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
         assert b"200 OK" in answers.readline()
 
@@ -388,7 +393,7 @@ async def test_a_line_has_the_time_of_a_body(models: Path) -> None:
     line = to_lines({"inputs": "a"})
     client, echo = SlowClient([*[line] * 60, *[b"{"] * 1000]), Echo(models, body_timeout_s=0.5)
     await echo.stream(client)
-    assert 60 == len(client.answers)
+    assert len(client.answers) == 60
     assert client.taken < 200
 
 

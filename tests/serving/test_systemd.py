@@ -29,13 +29,13 @@ def test_systemd_gets_the_messages_of_the_service(models: Path, tmp_path: Path, 
             """Returns the next message of the service that does not come from its watchdog."""
             while (first := messages.get(timeout=20)) == (server.process.pid, "WATCHDOG=1"):
                 pass
-            assert server.process.pid == first[0]
+            assert first[0] == server.process.pid
             return first[1]
 
         threading.Thread(target=listen, daemon=True).start()
         with running(models, tmp_path / "log", "--workers", str(workers), "--threads", str(workers)) as server:
-            assert f"READY=1\nSTATUS=listens on {server.url}" == next_message()
-            assert (server.process.pid, "WATCHDOG=1") == messages.get(timeout=20)
+            assert next_message() == f"READY=1\nSTATUS=listens on {server.url}"
+            assert messages.get(timeout=20) == (server.process.pid, "WATCHDOG=1")
             server.process.send_signal(signal.SIGTERM)
-            assert "STOPPING=1" == next_message()
+            assert next_message() == "STOPPING=1"
     assert "Traceback" not in server.log.read_text()

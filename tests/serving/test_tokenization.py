@@ -24,8 +24,8 @@ def test_the_template_gives_the_same_ids_as_the_post_processor(tokenizer: Tokeni
     a, *b = tokenizer.tokenize([text] if pair is None else [text, pair])
     actual = tokenizer.assemble(a.ids, b[0].ids if b else None)
 
-    assert expected.ids == actual.ids.tolist()
-    assert expected.type_ids == actual.type_ids.tolist()
+    assert actual.ids.tolist() == expected.ids
+    assert actual.type_ids.tolist() == expected.type_ids
 
 
 def test_a_template_can_have_the_second_text_first(models: Path) -> None:
@@ -37,9 +37,9 @@ def test_a_template_can_have_the_second_text_first(models: Path) -> None:
     tokenizer = Tokenizer(bundle.tokenizer_path, swap)
 
     encoding = tokenizer.assemble([7], [8, 9])
-    assert ([2, 8, 9, 3, 7, 3], [0, 0, 0, 0, 1, 1]) == (encoding.ids.tolist(), encoding.type_ids.tolist())
-    assert (1, [4, 1]) == (encoding.start, list(encoding.starts))
-    assert (False, True) == (spec.second_text_first, swap.second_text_first)
+    assert (encoding.ids.tolist(), encoding.type_ids.tolist()) == ([2, 8, 9, 3, 7, 3], [0, 0, 0, 0, 1, 1])
+    assert (encoding.start, list(encoding.starts)) == (1, [4, 1])
+    assert (spec.second_text_first, swap.second_text_first) == (False, True)
 
 
 def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(models: Path) -> None:
@@ -49,7 +49,7 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(models: Path) 
     file_tokenizer.enable_padding(length=16)
     file_tokenizer.save(str(bundle.tokenizer_path))
 
-    assert 20 == len(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer).tokenize(["good " * 20])[0])
+    assert len(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer).tokenize(["good " * 20])[0]) == 20
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_longest_first_matches_tokenizers(a: int, b: int, room: int) -> None:
     file_tokenizer.enable_truncation(room, strategy="longest_first")
     ids = file_tokenizer.encode("a " * a, "b " * b).ids
 
-    assert (ids.count(0), ids.count(1)) == truncate_longest_first(a, b, room)
+    assert truncate_longest_first(a, b, room) == (ids.count(0), ids.count(1))
 
 
 @given(st.integers(1, 200), st.integers(3, 30), st.data())
@@ -101,7 +101,7 @@ def test_windows_match_tokenizers(count: int, room: int, data: st.DataObject) ->
     file_tokenizer.enable_truncation(room, stride=stride)
     first = file_tokenizer.encode(" ".join(str(i) for i in range(count)))
 
-    assert [first.ids, *(more.ids for more in first.overflowing)] == [list(window) for window in windows(count, room, stride)]
+    assert [list(window) for window in windows(count, room, stride)] == [first.ids, *(more.ids for more in first.overflowing)]
 
 
 # tokenizers that add no special tokens, as GPT's
@@ -125,14 +125,14 @@ def test_an_empty_text_is_refused(tmp_path: Path, task: str, path: str, inputs: 
 def test_the_index_of_a_token_is_its_place_in_the_input(tmp_path: Path) -> None:
     body = {"inputs": "good film", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}
     tokens = call(bare(tmp_path, "token-classification"), "POST", "/ner", json=body).json()
-    assert [0, 1] == [token["index"] for token in tokens]
+    assert [token["index"] for token in tokens] == [0, 1]
 
 
 def test_a_model_without_cls_finds_answers(tmp_path: Path) -> None:
     """The scores of all answers sum to at most 1, because only tokens of the passage are candidates."""
     answers = call(bare(tmp_path, "question-answering"), "POST", "/answer", json={"inputs": QUESTION, "parameters": {"top_k": 100}}).json()
 
-    assert {"a", "good", "film", "a good", "good film", "a good film"} == {answer["answer"] for answer in answers}
+    assert {answer["answer"] for answer in answers} == {"a", "good", "film", "a good", "good film", "a good film"}
     assert 0 < sum(answer["score"] for answer in answers) <= 1
 
 

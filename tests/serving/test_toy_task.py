@@ -38,12 +38,12 @@ def service(folder: Path) -> Send:
 
 @pytest.mark.parametrize("path", ["/count", "/models/toy", "/", "/invocations"])
 def test_the_toy_task_is_answered_at_every_path(api: Send, path: str) -> None:
-    assert RESULT == api("POST", path, json={"inputs": PAIR}).json()
-    assert [RESULT, OTHER_RESULT] == api("POST", path, json={"inputs": [PAIR, OTHER]}).json()
-    assert 10 == api("POST", path, json={"inputs": PAIR, "parameters": {"factor": 2}}).json()["tokens"]
+    assert api("POST", path, json={"inputs": PAIR}).json() == RESULT
+    assert api("POST", path, json={"inputs": [PAIR, OTHER]}).json() == [RESULT, OTHER_RESULT]
+    assert api("POST", path, json={"inputs": PAIR, "parameters": {"factor": 2}}).json()["tokens"] == 10
     lines = "\n".join(json.dumps({"inputs": pair}) for pair in (PAIR, OTHER))
     answers = api("POST", path, content=lines, headers={"content-type": "application/x-ndjson"}).text.splitlines()
-    assert [RESULT, OTHER_RESULT] == [json.loads(line) for line in answers]
+    assert [json.loads(line) for line in answers] == [RESULT, OTHER_RESULT]
 
 
 def test_wrong_bodies_are_refused_like_those_of_other_tasks(api: Send) -> None:
@@ -53,18 +53,18 @@ def test_wrong_bodies_are_refused_like_those_of_other_tasks(api: Send) -> None:
 
 
 def test_the_toy_task_is_described(api: Send) -> None:
-    assert ("toy", ["/count"], ["/count"]) == tuple(api("GET", "/count/info").json()[key] for key in ("name", "endpoints", "default_of"))
-    assert 200 == api("GET", "/count/health").status_code
+    assert tuple(api("GET", "/count/info").json()[key] for key in ("name", "endpoints", "default_of")) == ("toy", ["/count"], ["/count"])
+    assert api("GET", "/count/health").status_code == 200
     post = api("GET", "/openapi.json").json()["paths"]["/count"]["post"]
     assert "#/components/schemas/ToyBody" in json.dumps(post["requestBody"])
     examples = api("GET", "/openapi.json").json()["paths"]["/models/{name}"]["post"]["requestBody"]["content"]["application/json"][
         "examples"
     ]
-    assert {"inputs": {"left": "a film", "right": "a book"}} == examples["count"]["value"]
+    assert examples["count"]["value"] == {"inputs": {"left": "a film", "right": "a book"}}
 
 
 def test_the_toy_task_answers_instances(api: Send) -> None:
-    assert {"predictions": [RESULT]} == api("POST", "/v1/models/toy:predict", json={"instances": [PAIR]}).json()
+    assert api("POST", "/v1/models/toy:predict", json={"instances": [PAIR]}).json() == {"predictions": [RESULT]}
 
 
 @pytest.mark.parametrize("flags", [[], ["--columns", '{"left": "first", "right": "second"}']])
@@ -73,6 +73,6 @@ def test_the_toy_task_scores_files(folder: Path, tmp_path: Path, flags: list[str
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(json.dumps({left: "a good film", right: "a book"}) + "\n", "utf-8")
     command = ["score", "--models", str(folder), "--model", "toy", "--parameters", '{"factor": 2}', *flags, str(source), str(output)]
-    assert 0 == main(command)
+    assert main(command) == 0
     rows: Any = json.loads(output.read_text("utf-8"))
-    assert {"tokens": 10, "outputs": 3} == rows["prediction"]
+    assert rows["prediction"] == {"tokens": 10, "outputs": 3}

@@ -60,7 +60,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Collector
 
     def do_POST(self) -> None:
-        assert "/v1/traces" == self.path
+        assert self.path == "/v1/traces"
         body = self.rfile.read(int(self.headers["content-length"]))
         body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
         self.server.exports.append(ExportTraceServiceRequest.FromString(body))
@@ -115,14 +115,14 @@ async def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collecto
     children = sorted(
         (span for span in collector.spans if span.parent_span_id == server.span_id), key=lambda span: span.start_time_unix_nano
     )
-    assert ["tokenize", "run", "decode"] == [span.name for span in children]
-    assert (Span.SPAN_KIND_SERVER, b"") == (server.kind, server.parent_span_id)
-    assert {server.trace_id} == {span.trace_id for span in children}
+    assert [span.name for span in children] == ["tokenize", "run", "decode"]
+    assert (server.kind, server.parent_span_id) == (Span.SPAN_KIND_SERVER, b"")
+    assert {span.trace_id for span in children} == {server.trace_id}
     assert all(server.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano for span in children)
     assert max(span.end_time_unix_nano for span in children) <= server.end_time_unix_nano
     attributes = values(server)
     assert 0 <= attributes.pop("bertserve.queue_ms") <= (server.end_time_unix_nano - server.start_time_unix_nano) / 1e6
-    assert {
+    assert attributes == {
         "http.request.method": "POST",
         "http.route": "/classify",
         "http.response.status_code": 200,
@@ -132,8 +132,8 @@ async def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collecto
         "bertserve.request_id": "mine-1",
         "bertserve.task": "text-classification",
         "bertserve.model": "tiny",
-    } == attributes
-    assert Status.STATUS_CODE_UNSET == server.status.code
+    }
+    assert server.status.code == Status.STATUS_CODE_UNSET
 
 
 async def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collector: Collector) -> None:
@@ -152,12 +152,12 @@ async def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collec
     requests = {span.span_id: span.trace_id for span in collector.spans if span.name == "POST /classify"}
     links = {link.span_id: link.trace_id for link in together.links}
     runs = [span for span in collector.spans if span.name == "run" and [link.span_id for link in span.links] == [together.span_id]]
-    assert [1, 2] == [len(batch.links) for batch in batches]
+    assert [len(batch.links) for batch in batches] == [1, 2]
     assert links.items() <= requests.items()
-    assert set(links) == {run.parent_span_id for run in runs}
-    assert b"" == together.parent_span_id
+    assert {run.parent_span_id for run in runs} == set(links)
+    assert together.parent_span_id == b""
     assert together.trace_id not in requests.values()
-    assert {
+    assert values(together) == {
         "bertserve.model": "tiny",
         "bertserve.model.version": service.registry.get("tiny").bundle.version,
         "bertserve.task": "text-classification",
@@ -167,16 +167,16 @@ async def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collec
         "bertserve.batch.tokens": 7,
         "bertserve.batch.padded_tokens": 1,
         "bertserve.batch.multi_threaded": False,
-    } == values(together)
+    }
 
 
 async def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector) -> None:
     answer = await classify(models, collector, {"inputs": "good"}, traceparent=TRACEPARENT, tracestate="vendor=1", x_request_id="mine-2")
     server = collector.one("POST /classify")
-    assert (CALLER, PARENT) == (server.trace_id.hex(), server.parent_span_id.hex())
-    assert "vendor=1" == server.trace_state
+    assert (server.trace_id.hex(), server.parent_span_id.hex()) == (CALLER, PARENT)
+    assert server.trace_state == "vendor=1"
     assert f'traceparent;desc="00-{CALLER}-{server.span_id.hex()}-01"' in answer.headers["server-timing"]
-    assert "mine-2" == answer.headers["x-request-id"]
+    assert answer.headers["x-request-id"] == "mine-2"
 
 
 @pytest.mark.parametrize("header", ["", f"{TRACEPARENT},{TRACEPARENT}", "00-" + "ä" * 32 + f"-{PARENT}-01"])
@@ -184,8 +184,8 @@ def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header
     with tracing(collector) as tracer:
         trace = tracer.start_request_span([(b"traceparent", header.encode("latin-1"))], 1.0)
         trace.end(2.0, name="POST", attributes={}, failed=False)
-    assert (CALLER, True) != (trace.trace_id, trace.is_recording)
-    assert (trace.trace_id, b"") == (collector.one("POST").trace_id.hex(), collector.one("POST").parent_span_id)
+    assert (trace.trace_id, trace.is_recording) != (CALLER, True)
+    assert (collector.one("POST").trace_id.hex(), collector.one("POST").parent_span_id) == (trace.trace_id, b"")
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,14 @@ def test_headers_of_a_caller_are_not_logged(collector: Collector, caplog: pytest
     with tracing(collector) as tracer:
         trace = tracer.start_request_span([(name.encode(), value.encode("latin-1")) for name, value in headers.items()], 1.0)
         trace.end(2.0, name="POST", attributes={}, failed=False)
-    assert [] == [record.name for record in caplog.records if record.name.startswith("opentelemetry")]
+    assert [record.name for record in caplog.records if record.name.startswith("opentelemetry")] == []
     assert "traceparent" not in headers or trace.trace_id == CALLER
 
 
 async def test_a_trace_that_the_caller_does_not_sample_is_not_recorded(models: Path, collector: Collector) -> None:
     """No span is sent, but the ids of the trace are passed on."""
     answer = await classify(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
-    assert [] == collector.spans
+    assert collector.spans == []
     assert f'traceparent;desc="00-{CALLER}-' in answer.headers["server-timing"]
     assert answer.headers["server-timing"].endswith('-00"')
 
@@ -213,8 +213,8 @@ async def test_no_span_contains_text_of_a_caller(models: Path, collector: Collec
         headers = {"user-agent": "sesame", "authorization": "Bearer sesame", "referer": "http://sesame/"}
         for path in ("/classify", "/classify?sesame=1", "/sesame", "/models/sesame", "/v2/models/tiny/versions/sesame/infer"):
             await client.post(path, json={"inputs": "sesame", "sesame": 1}, headers=headers)
-    assert 5 <= len([span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER])
-    assert [] == [span for span in collector.spans if b"sesame" in span.SerializeToString().lower()]
+    assert len([span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER]) >= 5
+    assert [span for span in collector.spans if b"sesame" in span.SerializeToString().lower()] == []
 
 
 def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, collector: Collector) -> None:
@@ -222,18 +222,18 @@ def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, col
     engine = FakeEngine(guilty_token=tiny.VOCABULARY.index("bad"))
     with tracing(collector) as tracer:
         service = replace(fake_service(models, engine), tracer=tracer)
-        assert 500 == run_with_client(service, lambda client: client.post("/classify", json={"inputs": "bad"})).status_code
+        assert run_with_client(service, lambda client: client.post("/classify", json={"inputs": "bad"})).status_code == 500
     batch, server = collector.one("batch tiny"), collector.one("POST /classify")
-    assert ("EngineError", Status.STATUS_CODE_ERROR) == (values(batch)["error.type"], batch.status.code)
-    assert ("500", Status.STATUS_CODE_ERROR) == (values(server)["error.type"], server.status.code)
+    assert (values(batch)["error.type"], batch.status.code) == ("EngineError", Status.STATUS_CODE_ERROR)
+    assert (values(server)["error.type"], server.status.code) == ("500", Status.STATUS_CODE_ERROR)
     assert "GuiltyToken" not in str(collector.exports)
 
 
 async def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -> None:
     async with traced_client(models, collector) as client:
         for path in ("/health/live", "/health/ready", "/metrics", "/ping", "/models/tiny/info"):
-            assert 200 == (await client.get(path)).status_code
-    assert ["GET /models/{name}/info"] == [span.name for span in collector.spans]
+            assert (await client.get(path)).status_code == 200
+    assert [span.name for span in collector.spans] == ["GET /models/{name}/info"]
 
 
 async def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
@@ -243,12 +243,12 @@ async def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Coll
         await client.post("/classify", json={"inputs": 1}, headers={"traceparent": TRACEPARENT})
     lines = [record.__dict__ for record in caplog.records if record.name in ("bertserve.access", "bertserve.errors")]
     span = collector.one("POST /classify")
-    assert (422, None, Status.STATUS_CODE_UNSET) == (
+    assert (
         values(span)["http.response.status_code"],
         values(span).get("error.type"),
         span.status.code,
-    )
-    assert [(CALLER, span.span_id.hex())] * 2 == [(line.get("trace_id"), line.get("span_id")) for line in lines]
+    ) == (422, None, Status.STATUS_CODE_UNSET)
+    assert [(line.get("trace_id"), line.get("span_id")) for line in lines] == [(CALLER, span.span_id.hex())] * 2
 
 
 async def test_an_unreachable_collector_has_no_effect(
@@ -257,7 +257,7 @@ async def test_an_unreachable_collector_has_no_effect(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = Tracer("http://127.0.0.1:1/v1/traces")
     async with serving(replace(state_of(models), tracer=tracer)) as client:
-        assert [200] * 3 == [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)]
+        assert [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)] == [200] * 3
     tracer.close()
     assert "sesame" not in caplog.text
     assert any(record.name.startswith("opentelemetry.exporter") for record in caplog.records)
@@ -285,9 +285,9 @@ def test_each_worker_sends_its_own_spans(models: Path, tmp_path: Path, collector
                 httpx.Client(base_url=server.url, trust_env=False) as other,
             ):
                 for client in (one, other):
-                    assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
-    assert 2 == len({resource["service.instance.id"] for resource in collector.resources()})
+                    assert client.post("/classify", json={"inputs": "good"}).status_code == 200
+    assert len({resource["service.instance.id"] for resource in collector.resources()}) == 2
     trace_ids = {span.trace_id.hex() for span in collector.spans if span.name == "POST /classify"}
     logged_ids = {line["trace_id"] for line in map(json.loads, server.log.read_text().splitlines()) if "trace_id" in line}
-    assert 16 == len(trace_ids)
-    assert trace_ids == logged_ids
+    assert len(trace_ids) == 16
+    assert logged_ids == trace_ids

@@ -36,7 +36,7 @@ def test_zero_shot_only_cuts_the_text(left: Tokenizer) -> None:
     text, hypothesis = left.tokenize([TEXT, "a good film"])
     room = LENGTH - 3 - len(hypothesis)
 
-    assert [[CLS, *text.ids[-room:], SEP, *hypothesis.ids, SEP]] == ids(encode(zero_shot, request, left))
+    assert ids(encode(zero_shot, request, left)) == [[CLS, *text.ids[-room:], SEP, *hypothesis.ids, SEP]]
 
 
 def test_windows_start_from_the_end(left: Tokenizer) -> None:
@@ -44,10 +44,10 @@ def test_windows_start_from_the_end(left: Tokenizer) -> None:
     windows_input = classify_input(TEXT, window="mean", stride=5)
     [text], encodings = left.tokenize([TEXT]), encode(classify, windows_input, left)
 
-    assert [CLS, *text.ids[2 - LENGTH :], SEP] == ids(encodings)[-1]
-    assert {LENGTH} == {len(window) for window in ids(encodings)[1:]}
+    assert ids(encodings)[-1] == [CLS, *text.ids[2 - LENGTH :], SEP]
+    assert {len(window) for window in ids(encodings)[1:]} == {LENGTH}
     starts = [start for _, start, _ in encodings.read_spans]
-    assert starts == sorted(starts)
+    assert sorted(starts) == starts
 
 
 def test_a_request_overrides_the_truncation_side(left: Tokenizer, tokenizer: Tokenizer) -> None:
@@ -68,9 +68,9 @@ def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
     encodings = encode(classify, classify_input(text), left)
     assert encodings.truncated
-    assert encodings.read_spans == (("", text.index("good"), len(text)),)
+    assert (("", text.index("good"), len(text)),) == encodings.read_spans
     pair = encode(classify, classify_input("a film", text), left)
     (first_field, first_start, _), (second_field, second_start, second_end) = pair.read_spans
-    assert ("text", "text_pair") == (first_field, second_field)
-    assert (first_start, second_end) == (0, len(text))
+    assert (first_field, second_field) == ("text", "text_pair")
+    assert (0, len(text)) == (first_start, second_end)
     assert "bad" not in text[second_start:]

@@ -36,7 +36,7 @@ def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[s
     """An agreement equal to the floor is enough. Without a floor, no report is required."""
     bundle_with(tmp_path, agreement=agreement("label", 0.95, 18))
 
-    assert ["measured"] == list(state_of(tmp_path, **flags).registry.models)
+    assert list(state_of(tmp_path, **flags).registry.models) == ["measured"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_graph_with_low_agreement_is_logged(
     tiny.edit(bundle_with(tmp_path, **validation), lambda fields: fields.update(metrics=metrics))
     state_of((tmp_path,))
 
-    assert has_warning == ("cpu/fp32" in caplog.text)
+    assert ("cpu/fp32" in caplog.text) == has_warning
 
 
 def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +84,7 @@ def test_a_bundle_without_required_validation_is_refused(models: Path, flags: di
         state_of(models, **flags)
 
     facts = ("bundle `tiny`", "cpu/fp32", "(0 samples)", name, "bert-export")
-    assert [] == [fact for fact in facts if fact not in error.value.message]
+    assert [fact for fact in facts if fact not in error.value.message] == []
 
 
 EMBEDDED = Path(__file__).parents[2] / "models"
@@ -92,11 +92,11 @@ EMBEDDED = Path(__file__).parents[2] / "models"
 
 def test_the_embedded_bundles_have_validation_with_the_agreement_of_their_task() -> None:
     bundles = {path.name: load_bundle(path) for path in EMBEDDED.iterdir() if path.is_dir()}
-    assert 7 == len(bundles)
+    assert len(bundles) == 7
     for name, bundle in bundles.items():
         for graph in bundle.manifest.graphs:
             check_report(name, graph, required=True)
-            assert {"embed": "cosine", "ner": "span_f1", "rerank": "spearman"}.get(name, "label") == graph.validation.agreement.measure
+            assert graph.validation.agreement.measure == {"embed": "cosine", "ner": "span_f1", "rerank": "spearman"}.get(name, "label")
 
 
 @pytest.mark.parametrize("report", [None, agreement("span_f1", None, 0)])
@@ -105,7 +105,7 @@ def test_a_floor_needs_an_agreement(tmp_path: Path, report: Agreement | None) ->
 
     with pytest.raises(BundleError, match="`measured`"):
         state_of(tmp_path, min_agreement=0.0)
-    assert ["measured"] == list(state_of(tmp_path, require_validation=True).registry.models)
+    assert list(state_of(tmp_path, require_validation=True).registry.models) == ["measured"]
 
 
 def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
@@ -161,4 +161,4 @@ def test_a_report_counts_only_for_the_measured_provider_and_precision(
     with pytest.raises(BundleError) as error:
         check_report("tiny", graph, **policy)
     facts = (name, f" on {provider} in {precision}, ", f" DIR --update` on a machine with {provider}")
-    assert [] == [fact for fact in facts if fact not in error.value.message]
+    assert [fact for fact in facts if fact not in error.value.message] == []

@@ -45,10 +45,10 @@ async def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(
     scheduler, metrics = new_scheduler(), Metrics()
     load_model(path, settings=settings, scheduler=scheduler, metrics=metrics)
     scheduler.start()
-    assert expected == {(name, shape) for name, shape in runs if name in THREADS}
+    assert {(name, shape) for name, shape in runs if name in THREADS} == expected
     runs.clear()
     await asyncio.to_thread(load_model, path, settings=settings, scheduler=scheduler, metrics=metrics)
-    assert expected == {(name, shape) for name, shape in runs if name in THREADS}
+    assert {(name, shape) for name, shape in runs if name in THREADS} == expected
     await scheduler.stop(0)
 
 

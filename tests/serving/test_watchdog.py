@@ -43,18 +43,18 @@ async def test_a_thread_that_hangs_is_replaced(harness: WatchdogHarness) -> None
     await asyncio.gather(*blockers)
     await harness.wait_for_idle_thread()
     harness.look(5)
-    assert (0, True) == (harness.hangs, harness.scheduler.ready)
+    assert (harness.hangs, harness.scheduler.ready) == (0, True)
     harness.look(1)
     for task in (good, bad):
         with pytest.raises(EngineError) as error:
             await task
-        assert {"seconds": 5} == error.value.values
+        assert error.value.values == {"seconds": 5}
     old_gate, harness.work.gate = harness.work.gate, threading.Event()
     harness.work.gate.set()
-    assert (1, True) == (harness.hangs, harness.scheduler.ready)
+    assert (harness.hangs, harness.scheduler.ready) == (1, True)
     total_run_s, harness.clock.now = harness.scheduler.total_run_s, harness.clock.now + 1.0
-    assert total_run_s == harness.scheduler.total_run_s  # the run that hangs no longer counts
-    assert [["a"], ["b"]] == await asyncio.gather(harness.submit("a"), harness.submit("b"))
+    assert harness.scheduler.total_run_s == total_run_s  # the run that hangs no longer counts
+    assert await asyncio.gather(harness.submit("a"), harness.submit("b")) == [["a"], ["b"]]
     await harness.scheduler.stop(1000.0)
     old_gate.set()
 
@@ -63,21 +63,21 @@ def test_after_as_many_hangs_as_threads_nothing_runs(caplog: pytest.LogCaptureFi
     async def check(harness: WatchdogHarness) -> None:
         blockers = [await harness.block()]
         harness.look(6)
-        assert (1, True) == (harness.hangs, harness.scheduler.ready)
+        assert (harness.hangs, harness.scheduler.ready) == (1, True)
         blockers.append(await harness.block())
         await harness.wait_for_idle_thread()
         waiting = harness.submit("waiting", runner=harness.runs(seconds=constant_seconds(2.0)))
         await asyncio.sleep(0)
         harness.look(6)
-        assert (2, False) == (harness.hangs, harness.scheduler.ready)
-        assert [EngineError, EngineError] == [*map(type, await asyncio.gather(*blockers, return_exceptions=True))]
+        assert (harness.hangs, harness.scheduler.ready) == (2, False)
+        assert [*map(type, await asyncio.gather(*blockers, return_exceptions=True))] == [EngineError, EngineError]
         for late in (waiting, harness.submit("late")):
             with pytest.raises(UnavailableError) as refusal:
                 await late
-            assert harness.scheduler.failure == refusal.value.values["reason"]
+            assert refusal.value.values["reason"] == harness.scheduler.failure
 
     run_with_harness(check, WatchdogHarness, manual=True, threads=2)
-    assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
 
 
 @on_loop(WatchdogHarness, manual=True)
@@ -86,9 +86,9 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(harness: Watch
     task = harness.submit("long", runner=harness.runs(seconds=constant_seconds(2.0)))
     await asyncio.to_thread(harness.work.started.acquire)
     harness.look(40)
-    assert 0 == harness.hangs
+    assert harness.hangs == 0
     harness.look(1)
-    assert 1 == harness.hangs
+    assert harness.hangs == 1
     with pytest.raises(EngineError):
         await task
 
@@ -103,8 +103,8 @@ async def test_decoding_is_no_hang_however_long_it_takes(harness: WatchdogHarnes
     tasks = [harness.submit(payload, finish=decode) for payload in "abc"]
     await asyncio.sleep(0)
     harness.work.gate.set()
-    assert [["a"], ["b"], ["c"]] == await asyncio.gather(*tasks)
-    assert (0, 2) == (harness.hangs, len(harness.work.batches))
+    assert await asyncio.gather(*tasks) == [["a"], ["b"], ["c"]]
+    assert (harness.hangs, len(harness.work.batches)) == (0, 2)
     await blocker
 
 
@@ -143,7 +143,7 @@ async def test_a_run_that_ends_while_its_thread_is_replaced_fails(harness: EndsL
     harness.look(6)
     with pytest.raises(EngineError):
         await task
-    assert (1, ["next"]) == (harness.hangs, await harness.run("next"))
+    assert (harness.hangs, await harness.run("next")) == (1, ["next"])
 
 
 @on_loop(WatchdogHarness, manual=True)
@@ -163,7 +163,7 @@ async def test_a_setup_call_after_a_run_is_not_part_of_the_run(harness: Watchdog
     harness.look(20)
     gate.set()
     await calls
-    assert (0, True) == (harness.hangs, harness.scheduler.ready)
+    assert (harness.hangs, harness.scheduler.ready) == (0, True)
 
 
 @on_loop(WatchdogHarness)
@@ -199,7 +199,7 @@ async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: WatchdogHarn
         if not any(engine() for engine in references):
             break
         await asyncio.sleep(0.02)
-    assert [None, None] == [engine() for engine in references]
+    assert [engine() for engine in references] == [None, None]
     assert task.exception() is not None
 
 
@@ -220,10 +220,10 @@ async def test_after_a_lost_device_only_another_process_helps(harness: WatchdogH
     for task in (*failures, waiting, harness.submit("late")):
         with pytest.raises(UnavailableError) as error:
             await task
-        assert harness.scheduler.failure == error.value.values["reason"]
+        assert error.value.values["reason"] == harness.scheduler.failure
     assert not harness.scheduler.ready
     assert 1 <= len(runs) <= 2  # one per thread
     await asyncio.gather(*blockers, return_exceptions=True)  # the device may be lost before the second one is delivered
     await harness.scheduler.stop(1.0)
     harness.look(7)
-    assert 0 == harness.hangs
+    assert harness.hangs == 0

@@ -63,8 +63,8 @@ def test_info_has_the_totals_and_the_share_of_the_worker(models: Path) -> None:
     settings = Settings(models=models, workers=2, threads=3, max_batch_tokens=64, max_queue_tokens=1001)
     page = run_with_client(build(settings, index=1), info)
 
-    assert (3, 1001) == (page["limits"]["threads"], page["limits"]["max_queue_tokens"])
-    assert {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "threads": 1} == page["worker"]
+    assert (page["limits"]["threads"], page["limits"]["max_queue_tokens"]) == (3, 1001)
+    assert page["worker"] == {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "threads": 1}
 
 
 @pytest.mark.parametrize("threads", [None, 2])
@@ -73,22 +73,22 @@ def test_every_worker_has_a_thread(models: Path, threads: int | None) -> None:
     settings = Settings(models=models, workers=250, threads=threads, max_batch_tokens=64)
     states = [build(settings, index=index) for index in (0, 249)]
 
-    assert [(250, 1)] * 2 == [(service.total_threads, service.scheduler.queue.threads) for service in states]
+    assert [(service.total_threads, service.scheduler.queue.threads) for service in states] == [(250, 1)] * 2
 
 
 def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Path, tmp_path: Path) -> None:
     with running(models, tmp_path / "log", *TWO) as server, clients_of(server, 8, workers=2) as clients:
         for client in clients:
-            assert 200 == client.post("/classify", json={"inputs": ["good", "bad"]}).status_code
+            assert client.post("/classify", json={"inputs": ["good", "bad"]}).status_code == 200
         # each answer is counted after it was sent
         wait_until(lambda: {float(len(clients))} == {count_answers(client) for client in clients})
         page = clients[0].get("/metrics").text
         assert 'bertserve_model_info{model="tiny"' in page
         assert "pid=" not in page
-        assert ["bertserve_queue_items 0.0"] == [line for line in page.splitlines() if line.startswith("bertserve_queue_items")]
+        assert [line for line in page.splitlines() if line.startswith("bertserve_queue_items")] == ["bertserve_queue_items 0.0"]
         assert {"bertserve_workers 2.0", "bertserve_threads 2.0", "bertserve_ready_workers 2.0"} <= set(page.splitlines())
-        assert ["0", "1"] == re.findall(r'^process_resident_memory_bytes\{worker="(\d)"\} \d', page, re.MULTILINE)
-    assert [] == server.lines()
+        assert re.findall(r'^process_resident_memory_bytes\{worker="(\d)"\} \d', page, re.MULTILINE) == ["0", "1"]
+    assert server.lines() == []
 
 
 def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, tmp_path: Path) -> None:
@@ -102,20 +102,20 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, tm
         os.kill(before[0], signal.SIGKILL)
         wait_until(lambda: f"(pid:{before[0]}) was sent SIGKILL" in server.log.read_text())
         with clients_of(server, 1) as [client]:
-            assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
-            wait_until(lambda: 9.0 == count_answers(client))
+            assert client.post("/classify", json={"inputs": "good"}).status_code == 200
+            wait_until(lambda: count_answers(client) == 9.0)
         wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
         after = workers_of(server)
-        assert {0, 1} == set(after)
-        assert before[1] == after[1]
+        assert set(after) == {0, 1}
+        assert after[1] == before[1]
         assert before[0] != after[0]
         with clients_of(server, 4) as clients:
-            assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
+            assert [client.post("/classify", json={"inputs": "good"}).status_code for client in clients] == [200] * 4
             wait_until(lambda: {13.0} == {count_answers(client) for client in clients})
             assert 'bertserve_workers_replaced_total{reason="ended"} 1.0' in clients[0].get("/metrics").text
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     indices = {(line["worker"], line["pid"]) for line in lines if line["logger"] == "bertserve.access"}
-    assert {*before.items(), *after.items()} == indices
+    assert indices == {*before.items(), *after.items()}
 
 
 def test_the_log_has_the_exit_code_of_a_worker(models: Path, tmp_path: Path) -> None:
@@ -141,11 +141,11 @@ def test_a_worker_that_hangs_is_replaced(models: Path, tmp_path: Path) -> None:
         print(f"replaced after {time.monotonic() - start:.1f} s")
         after = workers_of(server)
         assert before[0] != after[0]
-        assert before[1] == after[1]
+        assert after[1] == before[1]
         assert f"WORKER TIMEOUT (pid:{before[0]})" in server.log.read_text()
         with clients_of(server, 4) as clients:
             assert 'bertserve_workers_replaced_total{reason="hung"} 1.0' in clients[0].get("/metrics").text
-            assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
+            assert [client.post("/classify", json={"inputs": "good"}).status_code for client in clients] == [200] * 4
 
 
 @pytest.mark.full_grid
@@ -160,9 +160,9 @@ def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
         while "restarted as process" not in server.log.read_text():
             answers.append(working_client.post("/classify", json={"inputs": "good"}).status_code)
             time.sleep(0.05)
-        assert {200} == set(answers)
+        assert set(answers) == {200}
         error_of(pending.result(), 500, "engine")
-        assert 1 == len(set(workers_of(server).values()) - set(before.values()))
+        assert len(set(workers_of(server).values()) - set(before.values())) == 1
         assert "hung_runs_total 1.0" in working_client.get("/metrics").text
     assert "exited with code 1" in server.log.read_text()
     assert "dull" not in server.log.read_text()
@@ -173,7 +173,7 @@ def test_a_process_whose_threads_hang_ends(tmp_path: Path) -> None:
     """A supervisor can then start another one."""
     with running(slow.hanging_bundle(tmp_path / "models").parent, tmp_path / "log", "--threads", "1") as server:
         error_of(httpx.post(f"{server.url}/classify", json={"inputs": "dull"}, timeout=60, trust_env=False), 500, "engine")
-        assert 1 == server.process.wait(30)
+        assert server.process.wait(30) == 1
 
 
 @pytest.mark.full_grid
@@ -190,7 +190,7 @@ def test_a_worker_that_drains_is_not_killed(tmp_path: Path) -> None:
         wait_until(lambda: waiting(server) > 120 * (len(clients) - 1))  # the last one is accepted too
         start = time.monotonic()
         os.kill(pid, signal.SIGTERM)
-        assert {200} == {future.result().status_code for future in open_requests}
+        assert {future.result().status_code for future in open_requests} == {200}
         print(f"drained for {time.monotonic() - start:.1f} s")
         wait_until(lambda: "restarted as process" in server.log.read_text())
     assert "TIMEOUT" not in server.log.read_text()
@@ -205,18 +205,18 @@ def test_the_others_serve_while_a_worker_cannot_be_replaced(models: Path, tmp_pa
         (models / "tiny/tokenizer.json").unlink()
         os.kill(before[0], signal.SIGKILL)
         wait_until(lambda: server.log.read_text().count("cannot start: ") >= 2)
-        assert {1: before[1]} == workers_of(server, 1)
+        assert workers_of(server, 1) == {1: before[1]}
         with clients_of(server, 1) as [client]:
-            assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
+            assert client.post("/classify", json={"inputs": "good"}).status_code == 200
             assert {"bertserve_workers 2.0", "bertserve_ready_workers 1.0"} <= set(client.get("/metrics").text.splitlines())
         (models / "tiny/tokenizer.json").write_bytes(tokenizer)
         wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
         after = workers_of(server)
-        assert ({0, 1}, before[1]) == (set(after), after[1])
+        assert (set(after), after[1]) == ({0, 1}, before[1])
         (models / "tiny/tokenizer.json").unlink()
         for worker in after.values():
             os.kill(worker, signal.SIGKILL)
-        assert 1 == server.process.wait(30)
+        assert server.process.wait(30) == 1
         assert "tokenizer.json" in server.log.read_text().splitlines()[-1]
 
 
@@ -236,9 +236,9 @@ def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
         server.process.send_signal(number)
         for pid in workers.values():
             os.kill(pid, number)  # like a terminal or systemd, which sends it to the whole group
-        assert {(200, 60)} == {(future.result().status_code, len(future.result().json())) for future in answers}
-        assert 0 == server.process.wait(10)
-    assert [] == server.lines()
+        assert {(future.result().status_code, len(future.result().json())) for future in answers} == {(200, 60)}
+        assert server.process.wait(10) == 0
+    assert server.lines() == []
 
 
 def waiting(server: ServeProcess) -> float:

@@ -83,8 +83,8 @@ def assert_each_ended_once(before: str, after: str, *loads: Load) -> Counter[int
     """
     outcomes = Counter(record.outcome for load in loads for record in load.records)
     statuses = by_status(after) - by_status(before)
-    assert statuses == outcomes, (statuses, outcomes)
-    assert (0, 0) == (metric(after, "queue_items"), metric(after, "queue_tokens"))
+    assert outcomes == statuses, (statuses, outcomes)
+    assert (metric(after, "queue_items"), metric(after, "queue_tokens")) == (0, 0)
     return outcomes
 
 

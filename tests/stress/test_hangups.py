@@ -81,9 +81,9 @@ def try_wave(server: ServeProcess, before: str) -> float | None:
     if not (all_wait and busy):
         return None
     after = metrics(server)
-    assert {GONE: CLIENTS} == by_status(after) - by_status(before)
-    assert CLIENTS == metric(after, "cancelled_total") - metric(before, "cancelled_total")
-    assert THREADS == metric(after, "batch_rows_sum") - metric(before, "batch_rows_sum")
+    assert by_status(after) - by_status(before) == {GONE: CLIENTS}
+    assert metric(after, "cancelled_total") - metric(before, "cancelled_total") == CLIENTS
+    assert metric(after, "batch_rows_sum") - metric(before, "batch_rows_sum") == THREADS
     return memory
 
 
@@ -100,7 +100,7 @@ def assert_threads_live(server: ServeProcess) -> None:
     """Asserts that parallel requests are answered, one per inference thread."""
     with ThreadPoolExecutor(THREADS) as pool:
         posts = [pool.submit(httpx.post, f"{server.url}/classify", content=LONG_RUN, timeout=60, trust_env=False) for _ in range(THREADS)]
-        assert [200] * THREADS == [answer.result().status_code for answer in posts]
+        assert [answer.result().status_code for answer in posts] == [200] * THREADS
 
 
 def send(connection: socket.socket, body: bytes) -> None:
