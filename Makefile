@@ -91,7 +91,7 @@ parity: dev ## compare real float32 bundles with their checkpoints: make parity 
 	BERTSERVE_CHECKPOINTS=$(CHECKPOINTS) $(PYTEST) -m checkpoints
 
 calls: dev ## count the calls of our own functions for one request, from socket to answer
-	PYTHONPATH=tests/serving .venv-dev/bin/python tests/calls.py
+	PYTHONPATH=tests .venv-dev/bin/python tests/calls.py
 
 size: ## print lines and files of each package next to its budget
 	@$(PYTHON) tests/size.py

@@ -16,7 +16,7 @@ import uvloop
 from bertserve.service.api.application import Application
 from bertserve.service.build import build
 from bertserve.service.settings import Settings
-from served_socket import client, listening
+from support.served_socket import client, listening
 
 ROOT = Path(__file__).parents[1]
 SERVICE = str(ROOT / "bertserve/service")

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from bertserve.bench import BenchError, generator
 from bertserve.bench.raw_loop import WARM_UP_SHARE, RawFeed, RawLoop
 from bertserve.bench.target import OK, Body, Target, build_bodies, parse_url
-from replica import ServeProcess, free_ports
+from support.replica import ServeProcess, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
 GRAPH = "sentiment"  # the bundle that answers /classify

@@ -5,8 +5,6 @@ import gc
 import inspect
 import logging
 import os
-import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,12 @@ import hypothesis
 import pytest
 import uvloop
 
-import tiny
 from bertserve.service import logs
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.server import serve
 from bertserve.service.text.tokenizer import Tokenizer
+from support import tiny
 
-ROOT = Path(__file__).parent.parent
 # Other load on the machine slows the examples down. This must not fail a test. Each run of CI has other examples.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
@@ -103,26 +100,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(name="api", scope="session")
 def service_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Returns a function that sends requests to a service with a tiny model of every kind. Some test files define their own `api`."""
-    from app_client import open_api
+    from support.app_client import open_api
 
     return open_api(tiny.every_kind(tmp_path_factory.mktemp("models")))
-
-
-def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
-    """Waits until a condition holds, and fails after the limit. A minute is far more than a busy machine needs."""
-    end = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end, f"the condition did not hold within {limit_s:g} s"
-        time.sleep(0.02)
-
-
-def variables(path: Path) -> dict[str, str]:
-    """Returns the variables of an environment file."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    return dict(line.split("=", 1) for line in lines)
-
-
-def metric(page: str, name: str, **labels: str) -> float:
-    """Returns the sum of the samples of a service metric that have these labels."""
-    samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
-    return sum(float(value) for pairs, value in samples if all(f'{label}="{text}"' in pairs for label, text in labels.items()))

@@ -10,8 +10,8 @@ import pytest
 import facts
 import generate
 from bertserve.service.settings import Settings
+from support import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / name
     for name in (

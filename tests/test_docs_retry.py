@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from listening import http_server
+from support.listening import http_server
 
 PAGE = (Path(__file__).parent.parent / "docs/how-to/clients.md").read_text(encoding="utf-8").partition("## Retries")[2]
 ANSWER = b'[[{"label": "positive", "score": 1.0}]]'

@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from support import ROOT
+
 FILES = [path for package in ("service", "export", "bench") for path in sorted((ROOT / package).rglob("*.py"))]
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from support import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([^ ;]+)")
 # only in locks, not in test environments: packages that markers exclude on Linux, and packages of torch's wheel except NVIDIA's libraries

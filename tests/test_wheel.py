@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bertserve.service.api import playground
+from support import ROOT
 
-ROOT = Path(__file__).parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -70,8 +70,7 @@ def test_commands_start(command: str, run: Run) -> None:
 @pytest.mark.full_grid
 def test_a_bundle_is_exported_checked_and_verified(run: Run, tmp_path: Path) -> None:
     """`--model` finds the exporter under its installed name."""
-    sys.path.insert(0, str(ROOT / "tests/exporting"))
-    from checkpoints import bert
+    from support.checkpoints import bert
 
     bert(tmp_path, "reviews")
     flags = ["--model", str(tmp_path / "reviews"), "--cache-dir", str(tmp_path / "cache"), "--precision", "fp32"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bertserve.bench import cli, commands, measurement
-from listening import BUSY, OK, always, http_server, ok, response, unused_port
+from support.listening import BUSY, OK, always, http_server, ok, response, unused_port
 
 
 def run(*flags: object) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.target import Body, Target, parse_url
-from listening import OK, Answer, Server, always, http_server, never, ok
+from support.listening import OK, Answer, Server, always, http_server, never, ok
 
 BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 

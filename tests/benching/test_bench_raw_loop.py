@@ -8,11 +8,10 @@ from statistics import fmean, median
 import onnx
 import pytest
 
-import tiny
 from bertserve.bench import BenchError, target
 from bertserve.bench.raw_loop import RawLoop
 from bertserve.service.errors import BertServeError
-from conftest import ROOT
+from support import ROOT, tiny
 
 
 @pytest.fixture(name="sentiment", scope="module")

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import tiny
 from bertserve.bench import cli, raw_loop
-from replica import running
+from support import tiny
+from support.replica import running
 
 # no warm-up: on a stalled machine, the first requests may be the only ones
 SHORT = ("--seconds", 0.1, "--warmup-s", 0)

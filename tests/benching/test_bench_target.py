@@ -7,7 +7,7 @@ import pytest
 
 from bertserve.bench import BenchError
 from bertserve.bench.target import Body, Target, parse_url, probe_target
-from listening import OK, always, http_server, ok, response
+from support.listening import OK, always, http_server, ok, response
 
 
 @pytest.mark.parametrize(

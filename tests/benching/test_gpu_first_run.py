@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from bertserve.bench import gpu_first_run
 from bertserve.service.engine.sessions import unavailable_reason
+from support import tiny
 
 pytestmark = pytest.mark.skipif(unavailable_reason("cuda") is None, reason="this machine has a GPU")
 SMALL = ("--texts", "4", "--shapes", "1x8,2x32", "--load-s", "0.2", "--warmup-s", "0", "--clients", "1")

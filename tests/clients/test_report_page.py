@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ENVIRONMENT, ROOT, in_browser, needs_browser
+from conftest import ENVIRONMENT, in_browser, needs_browser
+from support import ROOT
 
 pytestmark = needs_browser
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-import tiny
+from support import tiny
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -25,12 +25,10 @@ import httpx
 import pytest
 import yaml
 
-import slow
-import tiny
-from balanced import load
 from bertserve.service.errors import SettingsError
-from conftest import ROOT, metric, variables, wait_until
-from replica import free_ports, is_ready, running
+from support import ROOT, metric, slow, tiny, variables, wait_until
+from support.balanced import load
+from support.replica import free_ports, is_ready, running
 
 
 @pytest.fixture(name="replica", scope="module")

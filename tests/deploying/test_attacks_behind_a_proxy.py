@@ -23,12 +23,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-import attacks
-import raw_http
-import tiny
-from attacks import ATTACKS, LARGE_ANSWER
-from conftest import metric, wait_until
-from replica import PROXIES, Proxy, ServeProcess, is_ready, replicas
+from support import attacks, metric, raw_http, tiny, wait_until
+from support.attacks import ATTACKS, LARGE_ANSWER
+from support.replica import PROXIES, Proxy, ServeProcess, is_ready, replicas
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(shutil.which, PROXIES)), reason="haproxy or nginx is not installed")]
 

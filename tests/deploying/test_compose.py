@@ -2,9 +2,9 @@
 
 import shlex
 
-import manifests
 from bertserve.service.settings import ENV_PREFIX, Settings, parse
-from manifests import COMPOSE, DEPLOY
+from support import manifests
+from support.manifests import COMPOSE, DEPLOY
 
 [READ] = manifests.documents(COMPOSE)
 SERVICES = READ["services"]

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 import facts
-import manifests
 from bertserve.service.metrics import Metrics
 from bertserve.service.server import serve, workers
 from bertserve.service.settings import ENV_PREFIX, Settings, parse
-from manifests import DEPLOY, KUBERNETES, ROOT, Container, document
+from support import ROOT, manifests
+from support.manifests import DEPLOY, KUBERNETES, Container, document
 
 DEPLOYMENT = document("base/deployment.yaml")
 POD = DEPLOYMENT["spec"]["template"]["spec"]

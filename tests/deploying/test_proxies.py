@@ -16,14 +16,11 @@ import httpx
 import pytest
 
 import facts
-import slow
-import tiny
-from balanced import Balanced, balanced, entries
 from bertserve.service.api.routes import LINES_TYPES
 from bertserve.service.settings import Settings, parse
-from conftest import wait_until
-from manifests import ROOT
-from replica import HAPROXY_FILE, NGINX_FILE, PROXIES, HAProxy
+from support import ROOT, slow, tiny, wait_until
+from support.balanced import Balanced, balanced, entries
+from support.replica import HAPROXY_FILE, NGINX_FILE, PROXIES, HAProxy
 
 HAPROXY, NGINX = HAPROXY_FILE.read_text(encoding="utf-8"), NGINX_FILE.read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs/how-to/replicas.md").read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from bertserve.service.settings import Settings
-from conftest import variables
-from manifests import DEPLOY
+from support import variables
+from support.manifests import DEPLOY
 
 SERVE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text(encoding="utf-8"))
 SERVICE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/rayservice.yaml").read_text(encoding="utf-8"))

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import slow
-from balanced import Balanced, balanced, load
-from conftest import wait_until
-from replica import PROXIES, ServeProcess
+from support import slow, wait_until
+from support.balanced import Balanced, balanced, load
+from support.replica import PROXIES, ServeProcess
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(shutil.which, PROXIES)), reason="haproxy or nginx is not installed")]
 

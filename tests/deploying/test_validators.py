@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import manifests
-from manifests import COMPOSE, KUBERNETES, ROOT, UNIT
+from support import ROOT, manifests
+from support.manifests import COMPOSE, KUBERNETES, UNIT
 
 PROGRAMS = ROOT / ".venv-tools/bin"
 # the oldest version with all fields (matchLabelKeys of topology spread without a feature gate), and the newest version with a schema

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from families import CASES
-from grid import Measured, measure
+from support.families import CASES
+from support.grid import Measured, measure
 
 DOCUMENT = Path(__file__).parents[2] / "bench" / "results" / "model-families.md"
 BEGIN, END = "<!-- families: written by `make families` -->", "<!-- end of families -->"

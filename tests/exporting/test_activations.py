@@ -11,10 +11,10 @@ from bertserve.export.int8 import activations, graph_edits, quantization_params,
 from bertserve.export.int8.activations import observe, observe_tensors
 from bertserve.export.int8.quantization_params import LayerParams
 from bertserve.export.int8_texts import BUILT_IN_TEXTS, read_texts
-from staged import Staged, run
+from support.staged import Staged, run
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 EMPTY = "\u200b"  # the tokenizer removes this character
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300, "a bad film"]

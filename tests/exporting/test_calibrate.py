@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tiny
 from bertserve.export import cli
 from bertserve.export.model_card import bundle_texts
 from bertserve.export.score_calibration.calibrate import split
@@ -24,8 +23,9 @@ from bertserve.export.validation.labeled_data import LabeledRow
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
 from bertserve.service.scoring.rows import Row
-from bundles import Service, assert_exit, edit_constant
-from sound_bundles import FP32, data, sound, store_digests, store_example, with_gpu_graph, without_gpu
+from support import tiny
+from support.bundles import Service, assert_exit, edit_constant
+from support.sound_bundles import FP32, data, sound, store_digests, store_example, with_gpu_graph, without_gpu
 
 Calibrate = Callable[..., tuple[int, str]]
 

@@ -8,7 +8,7 @@ import pytest
 from bertserve.export.checkpoint.source import MAX_CARD_BYTES, MAX_FRONT_MATTER_CHARS, find_card, read_card_metadata
 from bertserve.export.model_card import model_card
 from bertserve.service.bundle.files import load_bundle
-from conftest import ROOT
+from support import ROOT
 
 pytestmark = pytest.mark.torch
 

@@ -19,8 +19,8 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Layers
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import zero_shot
-from bundles import Service, exported, refused
-from checkpoints import POSITIONS, PROMPTS, bert, edit_json, encoder, sentence_transformers, write_json, write_modules
+from support.bundles import Service, exported, refused
+from support.checkpoints import POSITIONS, PROMPTS, bert, edit_json, encoder, sentence_transformers, write_json, write_modules
 
 pytestmark = pytest.mark.torch
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from test_export_special_models import OTHERS
 
 import bertserve.service.cli
-import tiny
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import GraphError
@@ -23,11 +23,11 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.tokenizer import Tokenizer
-from bundles import engine_of, exported, refused
-from checkpoints import SIZES, prune_heads
-from families import ALL_HEADS, FAMILIES, HEADS, Family, bert_tokenizer, roberta_tokenizer
-from task_runs import decode, encode
-from test_export_special_models import OTHERS
+from support import tiny
+from support.bundles import engine_of, exported, refused
+from support.checkpoints import SIZES, prune_heads
+from support.families import ALL_HEADS, FAMILIES, HEADS, Family, bert_tokenizer, roberta_tokenizer
+from support.task_runs import decode, encode
 
 pytestmark = pytest.mark.torch
 

@@ -17,15 +17,15 @@ import pytest
 import torch
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-import tiny
 from bertserve.export import cli, onnx_trace
 from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
-from bundles import FAST, Run, assert_exit, contents, largest_file, left_in
-from checkpoints import bert, edit_json, edit_weights, pickle_weights, rename_weights
+from support import tiny
+from support.bundles import FAST, Run, assert_exit, contents, largest_file, left_in
+from support.checkpoints import bert, edit_json, edit_weights, pickle_weights, rename_weights
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 Change = Callable[[Path], object]  # changes a checkpoint in place
 

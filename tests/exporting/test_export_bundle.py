@@ -23,9 +23,9 @@ from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, measure_la
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bundles import FEW_TEXTS, Service, exported, exported_by_default, refused
-from checkpoints import POSITIONS, bert, edit_json, pickle_weights, rename_weights, shard
-from conftest import ROOT
+from support import ROOT
+from support.bundles import FEW_TEXTS, Service, exported, exported_by_default, refused
+from support.checkpoints import POSITIONS, bert, edit_json, pickle_weights, rename_weights, shard
 
 pytestmark = pytest.mark.torch
 

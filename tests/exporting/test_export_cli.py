@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from bertserve.export import cli
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
-from bundles import FAST, FEW_TEXTS, Run, assert_exit, contents, left_in
-from checkpoints import bert
-from sound_bundles import sound
+from support import tiny
+from support.bundles import FAST, FEW_TEXTS, Run, assert_exit, contents, left_in
+from support.checkpoints import bert
+from support.sound_bundles import sound
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

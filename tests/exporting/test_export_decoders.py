@@ -8,9 +8,9 @@ import torch
 import transformers
 
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
-from bundles import exported, refused
-from checkpoints import edit_json
-from families import FAMILIES, LENGTH, gpt2_tokenizer, llama_tokenizer
+from support.bundles import exported, refused
+from support.checkpoints import edit_json
+from support.families import FAMILIES, LENGTH, gpt2_tokenizer, llama_tokenizer
 
 pytestmark = pytest.mark.torch
 

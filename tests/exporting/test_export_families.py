@@ -13,8 +13,8 @@ from bertserve.export import onnx_trace
 from bertserve.export.checkpoint.checkpoint import count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
-from families import CASES, FAMILIES, LENGTH, SAMPLE
-from grid import Measured, measure, most_of_int8
+from support.families import CASES, FAMILIES, LENGTH, SAMPLE
+from support.grid import Measured, measure, most_of_int8
 
 pytestmark = pytest.mark.torch
 

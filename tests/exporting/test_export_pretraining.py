@@ -13,17 +13,17 @@ from transformers import AlbertConfig, ElectraConfig
 
 import bertserve.export.cli
 import bertserve.service.cli
-import tiny
-from app_client import call_fresh, error_of
 from bertserve.export.checkpoint.checkpoint import count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import Bundle
-from bundles import Verify, exported, json_lines
-from checkpoints import POSITIONS, SIZES, bert, edit_json, save
+from support import tiny
+from support.app_client import call_fresh, error_of
+from support.bundles import Verify, exported, json_lines
+from support.checkpoints import POSITIONS, SIZES, bert, edit_json, save
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 FOLLOWS = ("is_next", "not_next")
 PAIRS = [("the film was", "not very good"), ("a book", "the film is long and the book is short , but both are great ! " * 30), ("", "good")]

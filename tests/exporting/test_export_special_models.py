@@ -13,10 +13,10 @@ import transformers
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.tasks import embed
-from bundles import Service, exported, refused
-from checkpoints import SIZES, bert, edit_json, edit_weights, prune_heads, save_random, silence_heads
-from families import FAMILIES, LENGTH, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
-from grid import compared, logit_error, rows, save_bundle, worst_error
+from support.bundles import Service, exported, refused
+from support.checkpoints import SIZES, bert, edit_json, edit_weights, prune_heads, save_random, silence_heads
+from support.families import FAMILIES, LENGTH, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
+from support.grid import compared, logit_error, rows, save_bundle, worst_error
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-import tiny
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.cpu import fuse
@@ -25,13 +24,14 @@ from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bundles import Array, edit_constant, engine_of, exported
-from checkpoints import POSITIONS, bert, service_tokenizer
-from staged import ARCHITECTURES, LABELS
-from task_runs import encode
+from support import tiny
+from support.bundles import Array, edit_constant, engine_of, exported
+from support.checkpoints import POSITIONS, bert, service_tokenizer
+from support.staged import ARCHITECTURES, LABELS
+from support.task_runs import encode
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 
 class Faulty:

@@ -10,10 +10,10 @@ from bertserve.export.errors import GraphError
 from bertserve.export.validation.comparison import measure_graph
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
-from bundles import FAST, Run, assert_exit, left_in
+from support.bundles import FAST, Run, assert_exit, left_in
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 Key = tuple[str, str]
 

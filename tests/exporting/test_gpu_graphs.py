@@ -18,10 +18,10 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.validation_policy import difference
 from bertserve.service.tasks.embed import EmbedBody
 from bertserve.service.tasks.fill_mask import FillMaskBody
-from bundles import Service, exported
-from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, encoder, sentence_transformers
-from families import FAMILIES
-from staged import ARCHITECTURES, checkpoint_of, operators
+from support.bundles import Service, exported
+from support.checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, encoder, sentence_transformers
+from support.families import FAMILIES
+from support.staged import ARCHITECTURES, checkpoint_of, operators
 
 pytestmark = pytest.mark.torch
 

@@ -17,12 +17,12 @@ from bertserve.export.graph.cpu_passes import pack_qkv, restrict_to_cls, unfuse
 from bertserve.export.inference import Feed
 from bertserve.export.int8 import graph_edits
 from bertserve.export.int8.graph_edits import fold_smoothing
-from checkpoints import SIZES
-from families import FAMILIES
-from staged import Staged, assert_equal_outputs, graph_of, operators, padded, rewritten, run, stage
+from support.checkpoints import SIZES
+from support.families import FAMILIES
+from support.staged import Staged, assert_equal_outputs, graph_of, operators, padded, rewritten, run, stage
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 LENGTH = 4
 WIDTH = 8

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from support import ROOT
 
 pytestmark = pytest.mark.torch
 
@@ -50,7 +50,7 @@ def test_the_tables_of_shapes_are_rewritten(tmp_path: Path) -> None:
 @pytest.mark.full_grid
 def test_the_table_of_compressed_models_is_rewritten(tmp_path: Path) -> None:
     """The teacher in fp32 is the reference: ratio and speed 1, no error, and all labels equal."""
-    from checkpoints import bert
+    from support.checkpoints import bert
 
     page = tables(tmp_path, "--teacher", str(bert(tmp_path)))
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tiny
 from bertserve.export import int8_texts
 from bertserve.export.errors import UsageError
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.files import load_bundle
-from bundles import json_lines
-from checkpoints import numbered_texts
-from staged import Staged
+from support import tiny
+from support.bundles import json_lines
+from support.checkpoints import numbered_texts
+from support.staged import Staged
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 EMPTY = "\u200b"  # the tokenizer removes this character
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]

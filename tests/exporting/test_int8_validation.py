@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-import tiny
 from bertserve.export import int8_texts
 from bertserve.export.errors import UsageError
 from bertserve.export.int8.quantize import quantize
@@ -19,12 +18,13 @@ from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_F
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bundles import Run, Verify, assert_exit, contents, edit_constant
-from checkpoints import numbered_texts
-from task_runs import answer_input, classify_input
+from support import tiny
+from support.bundles import Run, Verify, assert_exit, contents, edit_constant
+from support.checkpoints import numbered_texts
+from support.task_runs import answer_input, classify_input
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 
 def test_int8_is_validated_on_the_texts_of_the_validation_flag(source: Path, output: Path, tmp_path: Path, run: Run) -> None:

@@ -19,11 +19,11 @@ import bertserve.service.cli
 from bertserve.export import cli
 from bertserve.export.graph import onnx_files
 from bertserve.service.bundle import files
-from bundles import exported, largest_file
-from staged import graph_of, run
+from support.bundles import exported, largest_file
+from support.staged import graph_of, run
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 FP32 = "model.cpu.fp32.onnx"
 BETWEEN = 150_000  # bytes; the graph of the tiny checkpoint is larger in fp32 and smaller in int8

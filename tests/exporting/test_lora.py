@@ -13,14 +13,14 @@ import transformers
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-import tiny
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import CheckpointError
-from bundles import exported
-from checkpoints import edit_json, save_adapter
-from families import FAMILIES
-from grid import logit_error
+from support import tiny
+from support.bundles import exported
+from support.checkpoints import edit_json, save_adapter
+from support.families import FAMILIES
+from support.grid import logit_error
 
 pytestmark = pytest.mark.torch
 

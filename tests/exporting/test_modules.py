@@ -11,14 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 import bertserve.service.cli
-import tiny
 from bertserve.export import cli
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import Bundle
-from bundles import exported
-from conftest import ROOT
-from grid import logit_error
+from support import ROOT, tiny
+from support.bundles import exported
+from support.grid import logit_error
 
 pytestmark = pytest.mark.torch
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import BertConfig
 
-import tiny
 from bertserve.service.build import AppState, build
 from bertserve.service.bundle import files
 from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.settings import Settings
-from bundles import exported
-from checkpoints import CLASSIFICATION, POSITIONS, ROWS, edit_weights, naming, save
-from task_runs import classify_input
+from support import tiny
+from support.bundles import exported
+from support.checkpoints import CLASSIFICATION, POSITIONS, ROWS, edit_weights, naming, save
+from support.task_runs import classify_input
 
 CUDA, TENSORRT = (unavailable_reason(provider) for provider in ("cuda", "tensorrt"))
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]

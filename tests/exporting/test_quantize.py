@@ -21,8 +21,8 @@ from bertserve.export.graph import rewrite
 from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
 from bertserve.export.int8.graph_edits import MIN_TABLE_ROWS, emit_embeddings
 from bertserve.export.int8.quantize import quantize
-from checkpoints import bert, edit_weights
-from staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, run, stage
+from support.checkpoints import bert, edit_weights
+from support.staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, run, stage
 
 pytestmark = pytest.mark.torch
 

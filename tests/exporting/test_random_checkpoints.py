@@ -21,9 +21,9 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed, fill_mask, multiple_choice, question_answering
 from bertserve.service.text.windows import default_stride
-from bundles import Service, exported
-from random_checkpoints import AUTO, EMBED, Case, cases, write
-from task_runs import answer_input, begin, classify_input, ner_input
+from support.bundles import Service, exported
+from support.random_checkpoints import AUTO, EMBED, Case, cases, write
+from support.task_runs import answer_input, begin, classify_input, ner_input
 
 pytestmark = pytest.mark.torch
 EXAMPLES, SEEDS = 5, 64

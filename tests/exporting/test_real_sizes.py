@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
-from bundles import exported
-from families import FAMILIES
+from support.bundles import exported
+from support.families import FAMILIES
 
 CHECKPOINTS = "BERTSERVE_CHECKPOINTS"
 

@@ -16,11 +16,11 @@ from bertserve.service.body.json_text import to_plain
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.catalog import TASKS
-from bundles import Service, exported, refused
-from checkpoints import ROWS, edit_json, save, service_tokenizer, write_modules
 from golden import cases
 from golden.make_sentence_transformers import FILE, SECOND_TEXTS, TEXTS, write_base, write_files
-from task_runs import decode
+from support.bundles import Service, exported, refused
+from support.checkpoints import ROWS, edit_json, save, service_tokenizer, write_modules
+from support.task_runs import decode
 
 pytestmark = pytest.mark.torch
 

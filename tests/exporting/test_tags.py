@@ -7,9 +7,9 @@ import pytest
 
 from bertserve.export.tasks import token_classification
 from bertserve.export.tasks.tags import read_tags, tag_like_labels
-from bundles import Service, exported
-from checkpoints import bert, edit_json
-from fakes import Head
+from support.bundles import Service, exported
+from support.checkpoints import bert, edit_json
+from support.fakes import Head
 
 FULL = pytest.mark.full_grid
 BIO, BIOES = ("O", "B-PER", "I-PER"), ("O", "B-PER", "I-PER", "E-PER", "S-PER")

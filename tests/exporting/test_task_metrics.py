@@ -9,7 +9,7 @@ from seqeval.scheme import BILOU, IOB2, IOBES
 
 from bertserve.export.tasks import EXPORT_TASKS, evaluation
 from bertserve.service.bundle.graph_spec import Agreement
-from fakes import Head
+from support.fakes import Head
 
 ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
 ROME = {"entity_group": "LOC", "score": 0.9, "word": "Rome", "start": 9, "end": 13}

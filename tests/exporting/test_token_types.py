@@ -13,18 +13,18 @@ import tokenizers
 import torch
 import transformers
 
-import families
-from app_client import call_fresh, error_of
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.tasks import multiple_choice
-from bundles import FAST, Run, Service, Verify, exported, json_lines, refused
-from checkpoints import edit_json, edit_weights
-from families import ALL_HEADS, FAMILIES, Family
-from task_runs import answer_input, classify_input
+from support import families
+from support.app_client import call_fresh, error_of
+from support.bundles import FAST, Run, Service, Verify, exported, json_lines, refused
+from support.checkpoints import edit_json, edit_weights
+from support.families import ALL_HEADS, FAMILIES, Family
+from support.task_runs import answer_input, classify_input
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 OLD, NEW = "4.57.3", "5.2.0"
 BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -16,10 +16,10 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.export.validation.reference import run_input
 from bertserve.service.tasks import classify, question_answering
-from bundles import exported
-from checkpoints import bert, edit_json, service_tokenizer
-from families import FAMILIES, roberta_tokenizer
-from task_runs import answer_input, begin, classify_input
+from support.bundles import exported
+from support.checkpoints import bert, edit_json, service_tokenizer
+from support.families import FAMILIES, roberta_tokenizer
+from support.task_runs import answer_input, begin, classify_input
 
 pytestmark = pytest.mark.torch
 

@@ -17,7 +17,7 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
-from families import FAMILIES
+from support.families import FAMILIES
 
 pytestmark = pytest.mark.torch
 

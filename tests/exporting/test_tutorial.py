@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from bertserve.service.bundle.validation_policy import difference
-from conftest import ROOT, wait_until
-from replica import free_ports, is_ready
+from support import ROOT, wait_until
+from support.replica import free_ports, is_ready
 
 pytestmark = [pytest.mark.torch, pytest.mark.full_grid]
 

@@ -12,7 +12,7 @@ import transformers
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.weights import refuse_unexpected_weights
 from bertserve.export.errors import CheckpointError
-from checkpoints import bert, edit_weights
+from support.checkpoints import bert, edit_weights
 
 pytestmark = pytest.mark.torch
 

@@ -12,13 +12,13 @@ from typing import Any
 import onnx
 import pytest
 
-import tiny
 from bertserve.export import cli
 from bertserve.service.bundle.files import MANIFEST_FILE, load_bundle
-from bundles import FEW_TEXTS, Verify, exported
-from sound_bundles import FP32, TEXTS, data, sound, store_digests, store_example, with_gpu_graph, without_gpu
+from support import tiny
+from support.bundles import FEW_TEXTS, Verify, exported
+from support.sound_bundles import FP32, TEXTS, data, sound, store_digests, store_example, with_gpu_graph, without_gpu
 
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 
 def passed(checks: dict[str, Any]) -> dict[str, bool | None]:
@@ -180,7 +180,7 @@ def test_a_missing_torch_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.fixture(name="exported", scope="module")
 def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    from checkpoints import bert
+    from support.checkpoints import bert
 
     folder = tmp_path_factory.mktemp("verify")
     source = bert(folder)
@@ -207,7 +207,7 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
 @pytest.mark.torch
 def test_another_checkpoint_fails_and_is_not_written_into_the_bundle(exported: tuple[Path, Path], tmp_path: Path, verify: Verify) -> None:
     """Its weights and labels differ."""
-    from checkpoints import bert, edit_weights
+    from support.checkpoints import bert, edit_weights
 
     other = bert(tmp_path, labels=("good", "bad", "so-so"))
     edit_weights(other, lambda tensors: tensors["classifier.bias"].add_(0.5))
@@ -227,7 +227,7 @@ def test_settings_that_differ_from_the_checkpoints_are_named(tmp_path: Path) -> 
     """The layers and their combination are chosen at the export, so they do not count as differences."""
     from bertserve.export.checkpoint.load import load_checkpoint
     from bertserve.export.validation.checkpoint_check import compare_settings
-    from checkpoints import encoder, sentence_transformers
+    from support.checkpoints import encoder, sentence_transformers
 
     checkpoint = load_checkpoint(str(sentence_transformers(encoder(tmp_path), "Normalize")))
     settings = {"labels": (), "activation": checkpoint.activation, "tokenizer": checkpoint.tokenizer}
@@ -301,7 +301,7 @@ def test_update_keeps_the_calibration_in_the_card(exported: tuple[Path, Path], v
 @pytest.mark.torch
 @pytest.mark.full_grid
 def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from checkpoints import bert
+    from support.checkpoints import bert
 
     bert(tmp_path, "verify")
     monkeypatch.chdir(tmp_path)

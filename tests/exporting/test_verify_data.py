@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics
 
-import tiny
 from bertserve.export import cli
 from bertserve.export.tasks import text_classification
-from bundles import Array, Verify, edit_constant
-from sound_bundles import FP32, TEXTS, answer, data, regression, sound, store_digests, store_example, with_gpu_graph, without_gpu
+from support import tiny
+from support.bundles import Array, Verify, edit_constant
+from support.sound_bundles import FP32, TEXTS, answer, data, regression, sound, store_digests, store_example, with_gpu_graph, without_gpu
 
-pytest_plugins = ("export_fixtures",)
+pytest_plugins = ("support.export_fixtures",)
 
 
 def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Verify) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tiny
-from app_client import Send, assert_same, call, error_of, error_of_body, error_of_inputs, result, result_of
+from support import tiny
+from support.app_client import Send, assert_same, call, error_of, error_of_body, error_of_inputs, result, result_of
 
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import LONG, Send, assert_same, call, error_of, error_of_inputs, post, result_of, run_with_client, state_of
 from bertserve.service.models.request_progress import Prediction
+from support import tiny
+from support.app_client import LONG, Send, assert_same, call, error_of, error_of_inputs, post, result_of, run_with_client, state_of
 
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
 QUESTION = {"question": "good?", "context": "a great film and a dull book"}

@@ -11,12 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-import app_client
-import tiny
-from app_client import Send, call_fresh, error_of, open_api, post, result, state_of
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import BundleError, SettingsError
 from bertserve.service.tasks import cost
+from support import app_client, tiny
+from support.app_client import Send, call_fresh, error_of, open_api, post, result, state_of
 
 ATTENTION = "/attention"
 HEADS = (2, 3)  # heads of each layer; unequal, as after head pruning

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from app_client import error_of, fake_service, keys, posting, run_with_client, serving, state_of
 from bertserve.service import cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
 from bertserve.service.auth import Access, Authenticator, new_key
 from bertserve.service.errors import HttpError, NotFoundError, SettingsError, UnavailableError
-from conftest import metric
-from fakes import FakeEngine
-from served_socket import until
+from support import metric
+from support.app_client import error_of, fake_service, keys, posting, run_with_client, serving, state_of
+from support.fakes import FakeEngine
+from support.served_socket import until
 
 KEY = {"authorization": "Bearer swordfish"}
 

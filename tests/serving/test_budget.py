@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app_client import Send, error_of, error_of_inputs, post, result_of
+from support.app_client import Send, error_of, error_of_inputs, post, result_of
 
 
 @pytest.fixture(name="limit_bytes")

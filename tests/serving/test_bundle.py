@@ -11,14 +11,14 @@ import pytest
 import tokenizers
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
-import tiny
-from app_client import error_of, post, serving, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.errors import BundleError, StartError
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import catalog
+from support import tiny
+from support.app_client import error_of, post, serving, state_of
 
 
 def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import LONG, call, error_of, post, result_of
+from support import tiny
+from support.app_client import LONG, call, error_of, post, result_of
 
 HUGE_NUMBER = b"9" * 5000
 

@@ -11,10 +11,9 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-import tiny
-from app_client import assert_same
-from conftest import ROOT
-from replica import running
+from support import ROOT, tiny
+from support.app_client import assert_same
+from support.replica import running
 
 KEY = "swordfish"
 HEADERS = {"authorization": f"Bearer {KEY}"}

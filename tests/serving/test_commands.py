@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import result_of
 from bertserve.service import __version__
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.validation_policy import difference, example_tolerance
 from bertserve.service.cli import main
+from support import tiny
+from support.app_client import result_of
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from bertserve.service.api.receiving import until_disconnect
 from bertserve.service.errors import HttpError
 from bertserve.service.server import transport
-from served_socket import GET, answer, body_of, client, echo, everything, listening, until
+from support.served_socket import GET, answer, body_of, client, echo, everything, listening, until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
 HALF_BODY = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"

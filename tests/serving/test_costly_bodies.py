@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-import tiny
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT, TaskSpec
-from conftest import ROOT
-from replica import BERT_SERVE, ServeProcess, running
+from support import ROOT, tiny
+from support.replica import BERT_SERVE, ServeProcess, running
 
 pytestmark = pytest.mark.serial
 

@@ -16,7 +16,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import tiny
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import ShapeBucket, ShapePlan
 from bertserve.service.engine import cuda_graphs, onnx_engine
@@ -26,6 +25,7 @@ from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import ProviderError
 from bertserve.service.providers import GpuOptions
 from bertserve.service.text.tokenizer import Encoding
+from support import tiny
 
 PLAN = ShapePlan(buckets=(ShapeBucket(length=8, rows=(1, 2, 6)), ShapeBucket(length=16, rows=(1, 3)), ShapeBucket(length=32, rows=(1, 2))))
 CPU = ("cpu", 0)

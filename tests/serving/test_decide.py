@@ -10,16 +10,15 @@ import httpx
 import numpy as np
 import pytest
 
-import tiny
-from app_client import call, error_of, keys, post, result, result_of, run_with_client
 from bertserve.service.auth import Authenticator
 from bertserve.service.build import build
 from bertserve.service.bundle import files
 from bertserve.service.check import check
 from bertserve.service.cli import main
 from bertserve.service.settings import Settings
-from conftest import metric
-from scored import read_rows
+from support import metric, tiny
+from support.app_client import call, error_of, keys, post, result, result_of, run_with_client
+from support.scored import read_rows
 
 TEXTS = ["a good film", "dull", "very bad , not fine", "the book was poor but good"]
 LONG = " ".join(["good", "film", "dull"] * 20)

@@ -13,8 +13,6 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tiny
-from app_client import assert_same
 from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
@@ -22,8 +20,10 @@ from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.step import Step, TextInput
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import windows
-from fakes import Head
-from task_runs import begin, decode, encode, ner_input, send
+from support import tiny
+from support.app_client import assert_same
+from support.fakes import Head
+from support.task_runs import begin, decode, encode, ner_input, send
 
 # Known words, words in several pieces, unknown words, punctuation, and combining marks that the tokenizer strips.
 CHUNKS = ["good", "Film", "films", "quick", "x9", "看", "😴", "-", ",", "'", "é", "e\u0301x", "ñ\u0327", "\u200b", "ZÜRICH", "[SEP]", "##a"]

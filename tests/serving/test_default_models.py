@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import state_of
 from bertserve.service.check import check
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
 from bertserve.service.models.registry import DEFAULTS_FILE
 from bertserve.service.settings import Settings
+from support import tiny
+from support.app_client import state_of
 
 NLI = ("contradiction", "entailment")
 

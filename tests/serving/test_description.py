@@ -17,11 +17,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-import hostile
-import tiny
 from bertserve.service.api.request import TIMEOUT_HEADER
 from bertserve.service.tasks.catalog import TASKS
-from replica import ServeProcess, running
+from support import hostile, tiny
+from support.replica import ServeProcess, running
 
 SHARE = 0.05  # share of all hostile cases
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance, response_schema_conformance]

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tiny
-from app_client import call_fresh, serving, state_of
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
@@ -19,9 +17,10 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import ProviderError
 from bertserve.service.models import loading
 from bertserve.service.text.tokenizer import Encoding
-from conftest import metric
-from embedded import load
-from fakes import FakeEngine
+from support import metric, tiny
+from support.app_client import call_fresh, serving, state_of
+from support.embedded import load
+from support.fakes import FakeEngine
 
 
 def wait_for_multi_threaded(model: str) -> None:

@@ -9,13 +9,13 @@ import pytest
 from starlette.types import Message
 
 import facts
-from app_client import Send, call, error_of, post, posting, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import response
 from bertserve.service.api.fastapi_app import ErrorBody
 from bertserve.service.body.json_text import to_json
 from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.tasks.catalog import TASKS
+from support.app_client import Send, call, error_of, post, posting, state_of
 
 ERRORS = facts.errors()
 

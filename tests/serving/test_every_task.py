@@ -8,11 +8,11 @@ import pytest
 from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
-import tiny
-from app_client import LONG, Send, assert_same, call, error_of, error_of_body, post, result, serving, state_of
 from bertserve.service.body.reading import IGNORED_FIELDS, IGNORED_OPTIONS
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import SHORT_CHARS
+from support import tiny
+from support.app_client import LONG, Send, assert_same, call, error_of, error_of_body, post, result, serving, state_of
 
 CLASSIFY, NER, ANSWER, FILL, CHOOSE = "/classify", "/ner", "/answer", "/fill-mask", "/choose"
 EMBED, SIMILARITY, RERANK, ZERO_SHOT, ATTENTION = "/embed", "/similarity", "/rerank", "/zero-shot", "/attention"

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import Send, error_of_inputs, fake_service, open_api, post, result_of, serving
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import Word, most_within, words_of
-from embedded import EmbeddedBundle, load
-from fakes import FakeEngine
-from task_runs import begin, classify_input, send
+from support import tiny
+from support.app_client import Send, error_of_inputs, fake_service, open_api, post, result_of, serving
+from support.embedded import EmbeddedBundle, load
+from support.fakes import FakeEngine
+from support.task_runs import begin, classify_input, send
 
 CLASSIFY, ANSWER = "/classify", "/answer"
 TEXT = "the film was not bad , but very long"

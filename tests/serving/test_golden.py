@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import embedded
-from app_client import assert_same
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.step import TextInput
-from fakes import Head
 from golden import cases
-from task_runs import classify_input, decode, encode
+from support import embedded
+from support.app_client import assert_same
+from support.fakes import Head
+from support.task_runs import classify_input, decode, encode
 
 CASES = cases.load_cases("text_classification")
 SENTIMENT = embedded.load("sentiment")

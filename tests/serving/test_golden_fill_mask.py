@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import embedded
 from bertserve.service.tasks import fill_mask
 from golden import cases
-from task_runs import decode, encode
+from support import embedded
+from support.task_runs import decode, encode
 
 CASES = cases.load_cases("fill_mask")
 FILL = embedded.load("fill-mask")

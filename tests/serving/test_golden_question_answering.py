@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import embedded
 from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.step import TextInput
 from golden import cases
-from task_runs import decode
+from support import embedded
+from support.task_runs import decode
 
 CASES = cases.load_cases("question_answering")
 QA = embedded.load("qa")

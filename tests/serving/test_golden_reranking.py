@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import embedded
 from bertserve.service.tasks import rerank
-from fakes import Head
 from golden import cases
-from task_runs import decode, encode
+from support import embedded
+from support.fakes import Head
+from support.task_runs import decode, encode
 
 CASES = cases.load_cases("reranking")
 RERANK = embedded.load("rerank")

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import embedded
 from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.step import TextInput, window_spans
 from golden import cases
-from task_runs import decode, encode, ner_input
+from support import embedded
+from support.task_runs import decode, encode, ner_input
 
 CASES = cases.load_cases("token_classification")
 NER = embedded.load("ner")

@@ -15,8 +15,8 @@ from bertserve.service.tasks import classify, embed, rerank, token_classificatio
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.tokenizer import Tokenizer
-from fakes import Head
-from task_runs import classify_input, decode, encode, ner_input
+from support.fakes import Head
+from support.task_runs import classify_input, decode, encode, ner_input
 
 Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
-from simulation import Simulation, recorded_s
+from support.simulation import Simulation, recorded_s
 
 SHORT = 23
 THREADS = 2

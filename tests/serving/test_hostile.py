@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hostile
-from app_client import Send
 from bertserve.service.tasks.catalog import TASKS
+from support import hostile
+from support.app_client import Send
 
 ALLOWED = {200, 400, 404, 413, 415, 422}
 SHARE = 0.75  # share of all cases; test_raw_http.py and test_description.py have the rest

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import Send, call, error_of, error_of_body, post, result, result_of
+from support import tiny
+from support.app_client import Send, call, error_of, error_of_body, post, result, result_of
 
 # the base URL, and the path that SageMaker requires
 QUESTION = {"question": "good ?", "context": "a film"}

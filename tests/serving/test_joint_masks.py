@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tiny
-from app_client import Send, error_of, error_of_inputs, post, result_of
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.step import Step
 from bertserve.service.text.tokenizer import Encoding
-from embedded import EmbeddedBundle
-from task_runs import TaskRun, begin, send
+from support import tiny
+from support.app_client import Send, error_of, error_of_inputs, post, result_of
+from support.embedded import EmbeddedBundle
+from support.task_runs import TaskRun, begin, send
 
 LONG = "good " * 40
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import hostile
-from app_client import Send, call
 from bertserve.service.logs import background_logging, configure_logging
 from bertserve.service.tasks.catalog import TASKS
+from support import hostile
+from support.app_client import Send, call
 
 SECRET = "hunter2"
 

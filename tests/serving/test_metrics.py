@@ -3,14 +3,13 @@
 import re
 from pathlib import Path
 
-import tiny
-from app_client import busy_client, fake_service, keys, serving, state_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.build import build
 from bertserve.service.settings import Settings
-from conftest import metric
-from fakes import FakeEngine
-from served_socket import until
+from support import metric, tiny
+from support.app_client import busy_client, fake_service, keys, serving, state_of
+from support.fakes import FakeEngine
+from support.served_socket import until
 
 
 async def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:

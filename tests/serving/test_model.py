@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import tiny
-from app_client import busy_client, error_of, fake_service, serving, until_queued
 from bertserve.service.bundle import files
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
@@ -19,7 +17,9 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
 from bertserve.service.text.tokenizer import SHORT_CHARS, Encoding
-from fakes import FakeEngine, wrap_sessions
+from support import tiny
+from support.app_client import busy_client, error_of, fake_service, serving, until_queued
+from support.fakes import FakeEngine, wrap_sessions
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-import tiny
-from app_client import run_with_client, serving, state_of
 from bertserve.service.build import build
 from bertserve.service.settings import Settings
-from conftest import ROOT
-from replica import ServeProcess, running
+from support import ROOT, tiny
+from support.app_client import run_with_client, serving, state_of
+from support.replica import ServeProcess, running
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 GRAFANA = ROOT / "deploy/grafana"

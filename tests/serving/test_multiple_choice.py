@@ -7,11 +7,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-import tiny
-from app_client import LONG, Send, error_of, post, result_of
 from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
-from task_runs import encode
+from support import tiny
+from support.app_client import LONG, Send, error_of, post, result_of
+from support.task_runs import encode
 
 CHOOSE = "/choose"
 QUESTION: dict[str, Any] = {"question": "which one is good ?", "choices": ["a film", "the very dull book", "not the film"]}

@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-import tiny
-from app_client import Send, assert_same, error_of, result
+from support import tiny
+from support.app_client import Send, assert_same, error_of, result
 
 TEXTS = ["good film", "a very bad book"]
 QUESTION, CONTEXT = "good ?", "a good film , not a bad book"

@@ -8,9 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
-import tiny
-from app_client import Send, keys, open_api, post, result, run_with_client, state_of
 from bertserve.service.auth import Authenticator
+from support import tiny
+from support.app_client import Send, keys, open_api, post, result, run_with_client, state_of
 
 EMBEDDINGS = "/v1/embeddings"
 RERANKS = ["/v1/rerank", "/v2/rerank"]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import call, post, serving, state_of
 from bertserve.service import __version__
 from bertserve.service.api.routes import inference_routes
+from support import tiny
+from support.app_client import call, post, serving, state_of
 
 PROBES = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/ping")
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from app_client import Send, error_of
 from bertserve.service.body import json_text
 from bertserve.service.body.json_text import parse
 from bertserve.service.errors import TooLargeError
+from support.app_client import Send, error_of
 
 MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, MAX_DIGITS = (limit for _, limit, _ in json_text.JSON_LIMITS)
 KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))

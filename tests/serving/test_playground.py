@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app_client import call
 from bertserve.service.api import playground
 from bertserve.service.settings import ENV_PREFIX
 from bertserve.service.tasks.catalog import TASKS
+from support.app_client import call
 
 FOLDER = Path(playground.__file__).parent
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tiny
-from app_client import call_fresh, state_of
 from bertserve.service import providers
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, ShapeBucket, ShapePlan
@@ -21,7 +19,9 @@ from bertserve.service.errors import ProviderError, SettingsError
 from bertserve.service.models import loading
 from bertserve.service.providers import GpuOptions
 from bertserve.service.text.tokenizer import Encoding
-from fakes import record_runs
+from support import tiny
+from support.app_client import call_fresh, state_of
+from support.fakes import record_runs
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
 H100 = ("NVIDIA H100 80GB HBM3", "9.0")

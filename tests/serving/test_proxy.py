@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app_client import keys, serving, state_of
 from bertserve.service.auth import Authenticator
-from replica import running
+from support.app_client import keys, serving, state_of
+from support.replica import running
 
 PAGE = "https://app.example.com"
 PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}

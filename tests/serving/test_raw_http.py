@@ -1,6 +1,6 @@
 """For any bytes on a connection, each request gets its own answer or the connection ends, and other clients are not affected.
 
-The tests use a real server process. tests/serving/raw_http.py defines the bytes.
+The tests use a real server process. `support.raw_http` defines the bytes.
 """
 
 import json
@@ -10,11 +10,9 @@ import httpx
 import pytest
 from hypothesis import given
 
-import hostile
-import raw_http
-import tiny
-from raw_http import Answer, exchange
-from replica import ServeProcess, running
+from support import hostile, raw_http, tiny
+from support.raw_http import Answer, exchange
+from support.replica import ServeProcess, running
 
 SHARE = 0.2  # of all hostile cases
 REFUSALS = {400, 403, 404, 405, 408, 413, 415, 422, 431}

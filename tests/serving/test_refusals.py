@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import busy_client, call, error_of, fake_service, post, posting, run_with_client, serving, state_of, until_queued
 from bertserve.service.api.application import Application
-from conftest import metric
-from fakes import FakeEngine
-from served_socket import until
+from support import metric, tiny
+from support.app_client import busy_client, call, error_of, fake_service, post, posting, run_with_client, serving, state_of, until_queued
+from support.fakes import FakeEngine
+from support.served_socket import until
 
 SECRET = "hunter2secret"
 

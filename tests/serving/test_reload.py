@@ -13,17 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-import tiny
-from app_client import error_of, keys, run_with_client, serving, state_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.build import AppState
 from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
 from bertserve.service.models.reloader import without_folders
-from conftest import metric
-from fakes import wrap_sessions
-from served_socket import until
+from support import metric, tiny
+from support.app_client import error_of, keys, run_with_client, serving, state_of
+from support.fakes import wrap_sessions
+from support.served_socket import until
 
 ADMIN = {"authorization": "Bearer trident"}
 BODY = {"inputs": "good"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
-from fakes import FakeRunner
+from support.fakes import FakeRunner
 
 Seconds = Callable[[int, int], float]
 

@@ -11,7 +11,6 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message
 
-from app_client import keys, serving, state_of
 from bertserve.service.api import application
 from bertserve.service.api.application import Application
 from bertserve.service.api.fastapi_app import create_fastapi
@@ -19,6 +18,7 @@ from bertserve.service.api.routes import GuardedRoute
 from bertserve.service.auth import Access, Authenticator
 from bertserve.service.build import AppState
 from bertserve.service.tasks.catalog import TASKS
+from support.app_client import keys, serving, state_of
 
 NO_KEY, KEY, ADMIN_KEY = b"", b"Bearer swordfish", b"Bearer trident"
 WITHOUT_KEY = {Access.PUBLIC, Access.PROBE, Access.METRICS}

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import assert_same, serving, state_of
 from bertserve.service.build import AppState
 from bertserve.service.engine.freed_memory import return_freed_memory
-from fakes import record_runs
+from support import tiny
+from support.app_client import assert_same, serving, state_of
+from support.fakes import record_runs
 
 MASKS = (1, 3, 2, 5, 1, 1, 4, 2)
 

@@ -14,7 +14,7 @@ from bertserve.service.errors import EngineError, ExpiredError, RefusedError, Un
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item
 from bertserve.service.scheduling.scheduler import MAX_PREPARE_CHARS
-from scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
+from support.scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import tiny
-from app_client import LONG, assert_same, result, result_of
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.scoring import rows
 from bertserve.service.tasks.catalog import TASKS
-from scored import TEXTS, read_rows, run, write_lines
+from support import tiny
+from support.app_client import LONG, assert_same, result, result_of
+from support.scored import TEXTS, read_rows, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import tiny
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError
 from bertserve.service.scoring import predictor
 from bertserve.service.scoring.score import Parts
-from scored import TEXTS, read_rows, run, write_lines
+from support import tiny
+from support.scored import TEXTS, read_rows, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 

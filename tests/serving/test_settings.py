@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
+from support import tiny
 
 
 def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from pydantic import ValidationError
 
-import tiny
-from app_client import assert_same, run_with_client, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.text.tokenizer import Encoding
-from conftest import metric
-from fakes import FakeRunner, record_runs
+from support import metric, tiny
+from support.app_client import assert_same, run_with_client, state_of
+from support.fakes import FakeRunner, record_runs
 
 PLAN = ShapePlan(
     buckets=(ShapeBucket(length=8, rows=(1, 2, 4, 6)), ShapeBucket(length=16, rows=(1, 3)), ShapeBucket(length=32, rows=(1, 2)))

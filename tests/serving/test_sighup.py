@@ -9,13 +9,12 @@ import httpx
 import pytest
 import trustme
 
-import tiny
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.process import prepare_process
 from bertserve.service.settings import Settings
-from conftest import wait_until
-from replica import BERT_SERVE, ServeProcess, running
+from support import tiny, wait_until
+from support.replica import BERT_SERVE, ServeProcess, running
 
 AUTHORITY = trustme.CA()
 BODY = {"inputs": "good"}

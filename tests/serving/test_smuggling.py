@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-import tiny
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import MaskToken, SpecialPart
 from bertserve.service.tasks import classify, fill_mask, question_answering, zero_shot
 from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.tokenizer import Tokenizer
-from embedded import ROOT
-from task_runs import answer_input, classify_input, encode
+from support import ROOT, tiny
+from support.task_runs import answer_input, classify_input, encode
 
 SPECIALS = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "roberta": ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]}
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)

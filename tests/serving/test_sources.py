@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import tiny
 from bertserve.export.cli import build_parser
 from bertserve.service import sources
 from bertserve.service.bundle.files import find_bundles
@@ -23,6 +22,7 @@ from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.settings import Settings, parse
 from bertserve.service.sources import ModelSource, export_options, read_source, with_sources
+from support import tiny
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-import tiny
 from bertserve.service.process import prepare_process
 from bertserve.service.settings import Settings
-from replica import ServeProcess, running, without_shutdown
+from support import tiny
+from support.replica import ServeProcess, running, without_shutdown
 
 BERT_SERVE = str(Path(sys.executable).with_name("bert-serve"))
 TWO = ("--workers", "2", "--threads", "2")

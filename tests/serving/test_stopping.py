@@ -10,12 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-import slow
-import tiny
-from app_client import error_of
-from balanced import load
-from conftest import metric, wait_until
-from replica import BERT_SERVE, running
+from support import metric, slow, tiny, wait_until
+from support.app_client import error_of
+from support.balanced import load
+from support.replica import BERT_SERVE, running
 
 pytestmark = pytest.mark.serial
 

@@ -13,19 +13,17 @@ from typing import Any
 import httpx
 import pytest
 
-import slow
-import tiny
-from app_client import assert_same, call, error_of, fake_service, posting, run_with_client, serving, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
 from bertserve.service.api.receiving import LARGE_BYTES
 from bertserve.service.build import AppState
 from bertserve.service.errors import EngineError, RefusedError
 from bertserve.service.models.request_progress import Prediction
-from conftest import metric
-from fakes import FakeEngine, record_runs
-from replica import running
-from served_socket import until
+from support import metric, slow, tiny
+from support.app_client import assert_same, call, error_of, fake_service, posting, run_with_client, serving, state_of
+from support.fakes import FakeEngine, record_runs
+from support.replica import running
+from support.served_socket import until
 
 LINES = {"content-type": "application/x-ndjson"}
 HEAD = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from replica import running
+from support.replica import running
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -9,13 +9,13 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tiny
-from app_client import call, error_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPart
 from bertserve.service.errors import BundleError, EngineError
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first, windows
+from support import tiny
+from support.app_client import call, error_of
 
 
 @pytest.mark.parametrize(("text", "pair"), [("A good film.", None), ("", None), ("a film", "not good"), ("", "x"), ("x", "")])

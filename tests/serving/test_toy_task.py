@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-import tiny
-import toy_task
-from app_client import Send, error_of, open_api
 from bertserve.service.cli import main
 from bertserve.service.tasks.catalog import TASKS
+from support import tiny, toy_task
+from support.app_client import Send, error_of, open_api
 
 PAIR, OTHER = {"left": "a good film", "right": "a book"}, {"left": "good", "right": "bad"}
 RESULT, OTHER_RESULT = {"tokens": 5, "outputs": 3}, {"tokens": 2, "outputs": 3}

@@ -18,14 +18,14 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-import tiny
-from app_client import busy_client, fake_service, run_with_client, serving, state_of, until_queued
 from bertserve.service.errors import SettingsError
 from bertserve.service.process import prepare_process
 from bertserve.service.settings import Settings
 from bertserve.service.tracing import Tracer
-from fakes import FakeEngine, ManualClock
-from replica import running
+from support import tiny
+from support.app_client import busy_client, fake_service, run_with_client, serving, state_of, until_queued
+from support.fakes import FakeEngine, ManualClock
+from support.replica import running
 
 CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks import classify, embed, rerank, zero_shot
 from bertserve.service.tasks.step import Step, TextInput
 from bertserve.service.text.tokenizer import Tokenizer
-from fakes import Head
-from task_runs import classify_input, encode
+from support import tiny
+from support.fakes import Head
+from support.task_runs import classify_input, encode
 
 LENGTH = 32
 TEXT = " ".join(word for word in tiny.VOCABULARY * 3 if word.isalpha())

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-import tiny
-from app_client import state_of
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
 from bertserve.service.bundle.validation_policy import check_report, has_low_agreement
 from bertserve.service.errors import BundleError
+from support import tiny
+from support.app_client import state_of
 
 
 def agreement(measure: Any, value: float | None, decisions: int, worst: float | None = None) -> Agreement:

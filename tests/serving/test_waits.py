@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeRunner
-from simulation import TIMEOUT_S, Simulation, predicted_s, recorded_s
+from support.fakes import FakeRunner
+from support.simulation import TIMEOUT_S, Simulation, predicted_s, recorded_s
 
 
 def overload(simulation: Simulation, seconds: float, texts: Callable[[random.Random], tuple[int, ...]]) -> None:

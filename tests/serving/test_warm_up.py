@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import tiny
 from bertserve.service.bundle.graph_spec import ShapeBucket, ShapePlan
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.loading import load_model
@@ -15,7 +14,8 @@ from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
-from fakes import FakeRunner, record_runs
+from support import tiny
+from support.fakes import FakeRunner, record_runs
 
 THREADS = {"inference-0", "inference-1"}
 PLAN = ShapePlan(buckets=(ShapeBucket(length=16, rows=(1, 4)), ShapeBucket(length=32, rows=(1,))))

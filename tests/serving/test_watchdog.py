@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from app_client import error_of, fake_service, serving
 from bertserve.service import build
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
-from fakes import FakeEngine
-from scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
+from support.app_client import error_of, fake_service, serving
+from support.fakes import FakeEngine
+from support.scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
 
 
 class WatchdogHarness(Harness):

@@ -15,12 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-import slow
-from app_client import error_of, run_with_client
 from bertserve.service.build import build
 from bertserve.service.settings import Settings
-from conftest import metric, wait_until
-from replica import BERT_SERVE, ServeProcess, running
+from support import metric, slow, wait_until
+from support.app_client import error_of, run_with_client
+from support.replica import BERT_SERVE, ServeProcess, running
 
 pytestmark = pytest.mark.serial
 

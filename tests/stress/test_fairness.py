@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bertserve.bench.workloads import workload_inputs
-from loads import assert_each_ended_once, load, measured_records, metrics, models_for, seconds, show, target
-from replica import running
+from support.loads import assert_each_ended_once, load, measured_records, metrics, models_for, seconds, show, target
+from support.replica import running
 
 pytestmark = pytest.mark.serial
 

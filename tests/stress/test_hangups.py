@@ -11,11 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-import raw_http
-import slow
-from conftest import metric, wait_until
-from loads import LONG, by_status, descriptors, metrics, show, threads
-from replica import ServeProcess, running
+from support import metric, raw_http, slow, wait_until
+from support.loads import LONG, by_status, descriptors, metrics, show, threads
+from support.replica import ServeProcess, running
 
 pytestmark = pytest.mark.serial
 

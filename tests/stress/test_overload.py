@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-import slow
 from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.workloads import workload_inputs
-from conftest import ROOT
-from loads import LONG, accesses, assert_each_ended_once, load, measured_records, metrics, seconds, show, target
-from replica import running
+from support import ROOT, slow
+from support.loads import LONG, accesses, assert_each_ended_once, load, measured_records, metrics, seconds, show, target
+from support.replica import running
 
 pytestmark = pytest.mark.serial
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bertserve.service.tasks.catalog import TASKS
-from loads import assert_each_ended_once, descriptors, load, metrics, models_for, seconds, show, target, threads
-from replica import ServeProcess, running
+from support.loads import assert_each_ended_once, descriptors, load, metrics, models_for, seconds, show, target, threads
+from support.replica import ServeProcess, running
 
 pytestmark = pytest.mark.serial
 

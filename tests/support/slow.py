@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-import tiny
+from support import tiny
 
 SIDE = 1000  # 2 GFLOP: tens of milliseconds on one core
 

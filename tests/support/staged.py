@@ -12,7 +12,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-import tiny
 from bertserve.export import cpu, inference, int8_texts, onnx_trace
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
@@ -20,7 +19,8 @@ from bertserve.export.graph import cpu_passes, rewrite
 from bertserve.export.graph.rewrite import CONTRIB
 from bertserve.export.inference import Feed
 from bertserve.service.text.tokenizer import Tokenizer
-from checkpoints import bert, service_tokenizer
+from support import tiny
+from support.checkpoints import bert, service_tokenizer
 
 ARCHITECTURES = {
     "text-classification": "BertForSequenceClassification",

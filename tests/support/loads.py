@@ -15,11 +15,10 @@ from typing import Any
 
 import httpx
 
-import tiny
 from bertserve.bench.generator import Load, RequestRecord
 from bertserve.bench.target import Body, Target, parse_url
-from conftest import ROOT, metric
-from replica import ServeProcess
+from support import ROOT, metric, tiny
+from support.replica import ServeProcess
 
 LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))
 LONG = "STRESS_SECONDS" in os.environ

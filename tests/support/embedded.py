@@ -17,8 +17,8 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from support import ROOT
 
-ROOT = Path(__file__).parents[2]
 LIMITS = Limits(max_inputs=512, max_chars=200_000)
 # The golden cases that run on an included graph: `make test` runs every twelfth case.
 STEPS = [pytest.param(12, id="twelfth"), pytest.param(1, id="all", marks=pytest.mark.full_grid)]

@@ -22,7 +22,7 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.step import Step
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from task_runs import begin, decode, encode
+from support.task_runs import begin, decode, encode
 
 FAST = ("--precision", "fp32")
 FEW_TEXTS = Path(__file__).with_name("few_texts.txt")  # the first built-in calibration texts, which are enough for a tiny model

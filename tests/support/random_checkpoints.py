@@ -12,8 +12,8 @@ import torch
 import transformers
 from hypothesis import strategies as st
 
-from checkpoints import edit_json, edit_weights, naming, save_adapter, sentence_transformers, shard
-from families import CASES, FAMILIES, HEADS
+from support.checkpoints import edit_json, edit_weights, naming, save_adapter, sentence_transformers, shard
+from support.families import CASES, FAMILIES, HEADS
 
 EMBED = "feature-extraction"
 AUTO = {task: auto for task, (_, auto) in HEADS.items()} | {EMBED: transformers.AutoModel}

@@ -6,10 +6,10 @@ from typing import Any
 import onnx
 import pytest
 
-import tiny
 from bertserve.service.bundle.files import digest, load_bundle
 from bertserve.service.engine.sessions import unavailable_reason
-from bundles import Service, json_lines
+from support import tiny
+from support.bundles import Service, json_lines
 
 without_gpu = pytest.mark.skipif(unavailable_reason("cuda") is None, reason="this machine has a GPU")
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from support import ROOT
+
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 KSERVE = DEPLOY / "kserve/inferenceservice.yaml"

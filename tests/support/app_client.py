@@ -18,8 +18,8 @@ from bertserve.service.auth import Authenticator
 from bertserve.service.build import AppState, build
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.settings import Settings
-from fakes import FakeEngine
-from served_socket import until
+from support.fakes import FakeEngine
+from support.served_socket import until
 
 T = TypeVar("T")
 Check = Callable[[httpx.AsyncClient], Awaitable[T]]

@@ -10,11 +10,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, PreTrainedTokenizerFast
 
-import tiny
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.text.tokenizer import Tokenizer
+from support import tiny
 
 # with tiny matrices on two shared cores, more threads only wait for each other
 torch.set_num_threads(1)

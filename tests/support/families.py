@@ -15,9 +15,9 @@ import transformers
 from tokenizers import normalizers, pre_tokenizers, trainers
 from transformers.models.auto import modeling_auto
 
-import tiny
 from bertserve.export.int8_texts import BUILT_IN_TEXTS
-from checkpoints import SIZES, naming, save_random
+from support import tiny
+from support.checkpoints import SIZES, naming, save_random
 
 LENGTH = 144  # usable tokens; enough for a window with any question of the parity samples
 PIECES = 1100  # the int8 stage quantizes only embeddings with at least 1024 rows

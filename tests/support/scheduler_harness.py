@@ -10,7 +10,7 @@ from bertserve.service.errors import EngineError
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
-from fakes import FakeRunner, ManualClock
+from support.fakes import FakeRunner, ManualClock
 
 
 class Work:

@@ -16,8 +16,8 @@ import httpx
 
 from bertserve.bench.generator import Load
 from bertserve.bench.target import Body, Target, parse_url
-from conftest import metric, wait_until
-from replica import PROXIES, HAProxy, Proxy, ServeProcess, is_ready, replicas
+from support import metric, wait_until
+from support.replica import PROXIES, HAProxy, Proxy, ServeProcess, is_ready, replicas
 
 LIMIT_S = 60
 

@@ -14,7 +14,7 @@ from bertserve.service.tasks.question_answering import QuestionAnsweringParamete
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput
 from bertserve.service.tasks.token_classification import TokenClassificationParameters
 from bertserve.service.text.tokenizer import Encoding
-from fakes import Head
+from support.fakes import Head
 
 
 class OneToken:

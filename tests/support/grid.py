@@ -13,8 +13,8 @@ from bertserve.export.int8_texts import BUILT_IN_TEXTS
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Precision
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bundles import engine_of, exported
-from families import ALL_HEADS, FAMILIES
+from support.bundles import engine_of, exported
+from support.families import ALL_HEADS, FAMILIES
 
 # numbers of text tokens; the grid also has the largest number that fits
 COUNTS = (0, 1, 2, 5, 13, 31, 64)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from bertserve.export import cli
-from bundles import FEW_TEXTS, Run, Verify
+from support.bundles import FEW_TEXTS, Run, Verify
 
 STAGED = ("text-classification", "token-classification", "question-answering", "fill-mask")
 
 
 @pytest.fixture(name="source")
 def source_checkpoint(tmp_path: Path) -> Path:
-    from checkpoints import bert
+    from support.checkpoints import bert
 
     return bert(tmp_path)
 
@@ -56,7 +56,7 @@ def run_verify(capsys: pytest.CaptureFixture[str]) -> Verify:
 @pytest.fixture(name="all_staged", scope="session")
 def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Returns for each task the graphs of a checkpoint after each stage before quantization."""
-    from staged import checkpoint_of, stage
+    from support.staged import checkpoint_of, stage
 
     folder = tmp_path_factory.mktemp("staged")
     return {task: stage(checkpoint_of(folder, task), folder / f"stages-{task}") for task in STAGED}

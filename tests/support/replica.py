@@ -21,6 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bertserve.bench import BenchError
+from support import ROOT
 
 # Below the ports that Linux assigns (net.ipv4.ip_local_port_range, from 32768), and above the ports of Ray's workers (up to 19999).
 # Ray Serve also uses the hundred ports after the chosen one.
@@ -28,7 +29,7 @@ PORTS = range(20_000, 32_000)
 _STOP_S = 60
 BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
 
-DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+DEPLOY = ROOT / "deploy"
 HAPROXY_FILE, NGINX_FILE = DEPLOY / "haproxy/haproxy.cfg", DEPLOY / "nginx/nginx.conf"
 _START_S = 10
 _READY = 200

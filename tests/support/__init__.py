@@ -1,0 +1,28 @@
+"""Helpers of the tests. The modules start services, make bundles and checkpoints, and send requests."""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
+    """Waits until a condition holds, and fails after the limit. A minute is far more than a busy machine needs."""
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, f"the condition did not hold within {limit_s:g} s"
+        time.sleep(0.02)
+
+
+def variables(path: Path) -> dict[str, str]:
+    """Returns the variables of an environment file."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def metric(page: str, name: str, **labels: str) -> float:
+    """Returns the sum of the samples of a service metric that have these labels."""
+    samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for pairs, value in samples if all(f'{label}="{text}"' in pairs for label, text in labels.items()))
