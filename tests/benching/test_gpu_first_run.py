@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.bench import gpu_first_run
+import gpu_first_run
 from bertserve.service.engine.sessions import unavailable_reason
 from support import tiny
 

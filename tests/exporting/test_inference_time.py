@@ -1,4 +1,4 @@
-"""`bench/inference_time.py` rewrites the tables of the results, for tiny models."""
+"""`bench/scripts/inference_time.py` rewrites the tables of the results, for tiny models."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ FORMS = ("teacher", "half of the heads pruned", "every other layer dropped", "th
 
 def tables(folder: Path, *arguments: str) -> dict[str, list[list[str]]]:
     """Runs the script on copies of the pages; returns the cells of each changed table, by the name in its comment."""
-    from bertserve.bench import inference_time
+    import inference_time
 
     rows_by_title = {}
     for page in PAGES:

@@ -1,4 +1,4 @@
-"""Writes the first measurements on a GPU to a Markdown report: `python -m bertserve.bench.gpu_first_run --bundle DIR --output FILE`.
+"""Writes the first measurements on a GPU to a Markdown report: `python bench/scripts/gpu_first_run.py --bundle DIR --output FILE`.
 
 The bundle is that of a task with texts, with graphs for the CPU and for CUDA in fp32 and fp16. Without a GPU, its graphs for the CPU are
 measured. The report names what could not be measured.
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run.engine(run.graphs[args.kernels]).run([Encoding(np.ones(64, dtype=np.int64), np.zeros(64, dtype=np.int64))] * 8)
         return
     model = f"Model: {run.manifest.name} ({run.manifest.task}), on {run.provider}."
-    lines = ["# First run on a GPU", "", f"{model} Written by `bench/gpu_first_run.py`."]
+    lines = ["# First run on a GPU", "", f"{model} Written by `bench/scripts/gpu_first_run.py`."]
     sections = {
         "Libraries and kernels": run.libraries,
         f"Against the CPU, {args.texts} texts": run.agreement,
@@ -124,7 +124,7 @@ class FirstRun:
         yield f"- packages: {', '.join(sorted(versions))}"
         for precision in self.graphs:
             self.check_time(START_S)
-            command = [sys.executable, "-m", "bertserve.bench.gpu_first_run", "--bundle", str(self.bundle.path), "--output", os.devnull]
+            command = [sys.executable, __file__, "--bundle", str(self.bundle.path), "--output", os.devnull]
             command += ["--kernels", precision]
             kernels = Counter(KERNEL.findall(_output(command, timeout=START_S, **{KERNEL_VARIABLE: "1"})))
             shown = ", ".join(f"{name} ({number})" for name, number in kernels.items())

@@ -1,10 +1,10 @@
-"""Rewrites the tables of inference time in bench/results: `python -m bertserve.bench.inference_time`.
+"""Rewrites the tables of inference time in bench/results: `python bench/scripts/inference_time.py`.
 
 - Without --teacher: BERT encoders with random weights by length and precision, and by layers, heads and hidden size.
 - With --teacher: compressed forms of a BERT classifier by size, speed and error. Distilled forms learn from the built-in texts.
 
 A time is the median CPU time on one thread. Compared graphs run in turn, so that other load on the machine affects all of them. Graphs are
-created as at export. Other modules must not import this one, because it needs torch.
+created as at export.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.engine.sessions import session_options
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHAPES_PAGE, COMPRESSED_PAGE = "2026-11-23-inference-time.md", "2026-11-22-compressed-berts.md"
 SHAPES = "12,12,768 3,12,768 6,12,768 12,1,768 12,3,768 12,6,768 12,24,768 12,3,192 12,6,384"
 PRECISIONS = ("fp32", "int8")
@@ -65,7 +65,7 @@ def write_table(page: Path, name: str, rows: Iterable[Sequence[str]]) -> None:
     """Replaces the table between the comments with this name; the first row is the head."""
     head, *body = rows
     table = "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *body))
-    begin, end = f"<!-- written by bench/inference_time.py: {name} -->\n", "<!-- end of written -->"
+    begin, end = f"<!-- written by bench/scripts/inference_time.py: {name} -->\n", "<!-- end of written -->"
     before, rest = page.read_text(encoding="utf-8").split(begin)
     page.write_text(before + begin + table + end + rest.partition(end)[2], encoding="utf-8")
 
@@ -89,7 +89,7 @@ def make_feed(inputs: Sequence[InputSpec], ids: NDArray[np.int64]) -> dict[str, 
     return {spec.name: values[spec.fill].astype(spec.dtype) for spec in inputs}
 
 
-def build_graphs(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) -> dict[str, Graph]:
+def build_precisions(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) -> dict[str, Graph]:
     """Returns a checkpoint's graph in each precision; int8 is calibrated with texts as token ids: each [1, length]."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -130,7 +130,7 @@ def build_encoder(layers: int, heads: int, hidden: int) -> dict[str, Graph]:
     with tempfile.TemporaryDirectory() as folder, stage("build", f"{layers} layers, {heads} heads, hidden size {hidden}"):
         transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
         shutil.copy(ROOT / "models/sentiment/tokenizer.json", folder)
-        return build_graphs(Path(folder), "feature-extraction", [random_ids(1, 16)] * 16)
+        return build_precisions(Path(folder), "feature-extraction", [random_ids(1, 16)] * 16)
 
 
 def length_rows(shape: Sequence[int], graphs: dict[str, Graph], lengths: Sequence[int], seconds: float) -> Iterable[Sequence[str]]:
@@ -170,7 +170,7 @@ def compressed_rows(teacher: Path, seconds: float) -> Iterable[Sequence[str]]:
                 distill(model, load(), tokenize, split.calibration.lines)
             shutil.copytree(teacher, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
             model.save_pretrained(folder)
-            graphs |= {(name, precision): graph for precision, graph in build_graphs(Path(folder), "text-classification", seen).items()}
+            graphs |= {(name, precision): graph for precision, graph in build_precisions(Path(folder), "text-classification", seen).items()}
     times = cpu_ms([partial(graph.run, random_ids(1, TEXT_TOKENS)) for graph in graphs.values()], seconds)
     logits = [np.concatenate([graph.run(ids) for ids in unseen]) for graph in graphs.values()]
     yield ["form", "precision", "MiB", "ratio", "ms", "times as fast", "error", "equal labels"]
