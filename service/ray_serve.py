@@ -17,10 +17,11 @@ from starlette.types import ASGIApp
 
 from bertserve.service.api.application import Application
 from bertserve.service.build import build
+from bertserve.service.command_line import clean_environment
 from bertserve.service.errors import SettingsError
 from bertserve.service.logs import configure_logging
 from bertserve.service.process import prepare_process
-from bertserve.service.settings import ENV_PREFIX, Settings, clean_environment
+from bertserve.service.settings import ENV_PREFIX, Settings
 from bertserve.service.sources import with_sources
 
 logger = logging.getLogger("bertserve.ray")

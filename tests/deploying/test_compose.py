@@ -2,7 +2,8 @@
 
 import shlex
 
-from bertserve.service.settings import ENV_PREFIX, Settings, parse
+from bertserve.service.command_line import parse
+from bertserve.service.settings import ENV_PREFIX, Settings
 from support import manifests
 from support.manifests import COMPOSE, DEPLOY
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 import facts
+from bertserve.service.command_line import parse
 from bertserve.service.metrics import Metrics
 from bertserve.service.server import serve, workers
-from bertserve.service.settings import ENV_PREFIX, Settings, parse
+from bertserve.service.settings import ENV_PREFIX, Settings
 from support import ROOT, manifests
 from support.manifests import DEPLOY, KUBERNETES, Container, document
 

@@ -17,7 +17,8 @@ import pytest
 
 import facts
 from bertserve.service.api.routes import LINES_TYPES
-from bertserve.service.settings import Settings, parse
+from bertserve.service.command_line import parse
+from bertserve.service.settings import Settings
 from support import ROOT, slow, tiny, wait_until
 from support.balanced import Balanced, balanced, entries
 from support.replica import HAPROXY_FILE, NGINX_FILE, PROXIES, HAProxy

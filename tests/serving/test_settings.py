@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bertserve.service.cli import main
+from bertserve.service.command_line import parse
 from bertserve.service.errors import SettingsError
-from bertserve.service.settings import Settings, parse
+from bertserve.service.settings import Settings
 from support import tiny
 
 

@@ -19,8 +19,9 @@ from bertserve.export.cli import build_parser
 from bertserve.service import sources
 from bertserve.service.bundle.files import find_bundles
 from bertserve.service.cli import main
+from bertserve.service.command_line import parse
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.settings import Settings, parse
+from bertserve.service.settings import Settings
 from bertserve.service.sources import ModelSource, export_options, read_source, with_sources
 from support import tiny
 
