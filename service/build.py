@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import platform
-import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertserve.service import __version__
+from bertserve.service.app_state import AppState, Monitor
 from bertserve.service.auth import Authenticator
 from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
-from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import BundleError, SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
@@ -38,89 +34,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve.loading")
 
 
-TICK_S = 1.0  # one second, because `check_hung_runs` counts ticks as seconds
-
-
-@dataclass(slots=True)
-class AppState:
-    """The state that request handlers use, built by the composition root. Its methods are called in the event loop of its requests.
-
-    Attributes:
-        registry: The loaded models.
-        reloader: Changes the models.
-        scheduler: The inference threads.
-        metrics: All metrics.
-        settings: All settings.
-        provider: The execution provider in use.
-        limits: The limits of a body.
-        auth: Admits requests by their keys; by default no route needs a key, and model management is disabled.
-        worker_index: Index of this worker.
-        total_threads: Inference threads of all workers together.
-        tracer: Records requests; None if tracing is disabled.
-        on_tick: Called once per second while the event loop runs, also while the scheduler drains.
-        stopped: Set when the service has stopped.
-    """
-
-    registry: Registry
-    reloader: Reloader
-    scheduler: Scheduler
-    metrics: Metrics
-    settings: Settings
-    provider: str
-    limits: Limits
-    auth: Authenticator = field(default_factory=Authenticator)
-    worker_index: int = 0
-    total_threads: int = 1
-    tracer: Tracer | None = None
-    on_tick: Callable[[], None] = lambda: None
-    stopped: threading.Event = field(default_factory=threading.Event)
-    _ticking: asyncio.Task[None] = field(init=False)
-    _total_run_s: float = field(default=0.0, init=False)
-    _loop_s: float = field(default=0.0, init=False)
-
-    def start(self) -> None:
-        """Starts the inference threads, the regular work of each second, and the thread that returns freed memory."""
-        self.scheduler.start()
-        self._loop_s = time.thread_time()
-        self._ticking = asyncio.get_running_loop().create_task(self._tick())
-        threading.Thread(target=return_freed_memory, args=(self.stopped,), name="freed-memory", daemon=True).start()
-
-    async def stop(self, timeout_s: float) -> int:
-        """Stops what `start` started, as `Scheduler.stop` does; returns the number of requests that were failed."""
-        failed = await self.scheduler.stop(timeout_s)
-        self._ticking.cancel()
-        self.stopped.set()
-        return failed
-
-    def measure(self) -> None:
-        """Measures the queue, and the busy time of inference threads and event loop since the last call, for the metrics."""
-        total_run_s, loop_s = self.scheduler.total_run_s, time.thread_time()
-        self.metrics.thread_busy.inc(total_run_s - self._total_run_s)
-        self.metrics.loop_cpu.inc(loop_s - self._loop_s)
-        self._total_run_s, self._loop_s = total_run_s, loop_s
-        self.metrics.queue_items.set(self.scheduler.queue.queue_items)
-        self.metrics.queue_tokens.set(self.scheduler.queue.held_tokens)
-        self.metrics.ready_workers.set(self.scheduler.ready)
-
-    async def _tick(self) -> None:
-        """Looks for runs that hang, and measures, once per second. Its delay is also the delay of other callbacks of the event loop."""
-        while True:
-            self.on_tick()  # at once, because gunicorn does not watch a worker before its first beat
-            due = time.monotonic() + TICK_S
-            await asyncio.sleep(TICK_S)
-            self.metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
-            try:
-                self.measure()
-                self.scheduler.check_hung_runs()
-            except Exception as error:  # noqa: BLE001 - such as a thread that cannot start; later hangs must be found too
-                logger.error("the regular work of a second failed with %s", type(error).__name__)
-
-
-def build(settings: Settings, auth: Authenticator | None = None, *, index: int = 0, metrics: Metrics | None = None) -> AppState:
+def build(
+    settings: Settings,
+    auth: Authenticator | None = None,
+    *,
+    index: int = 0,
+    metrics: Metrics | None = None,
+    beat: Callable[[], None] = lambda: None,
+) -> AppState:
     """Loads every bundle of the models folder and builds the service; it starts no threads.
 
-    The settings have totals over all workers; the worker with this index gets its share of threads and queue. By default, `metrics` are
-    those of a single process.
+    The settings have totals over all workers; the worker with this index gets its share of threads and queue. By default, no route needs a
+    key, model management is disabled, and `metrics` are those of a single process. `Monitor` calls `beat` once per second.
 
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.
@@ -163,6 +88,7 @@ def build(settings: Settings, auth: Authenticator | None = None, *, index: int =
         registry=registry,
         reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),
         scheduler=scheduler,
+        monitor=Monitor(scheduler, metrics, beat),
         metrics=metrics,
         settings=settings,
         provider=provider,

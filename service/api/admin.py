@@ -21,9 +21,9 @@ from bertserve.service import __version__
 from bertserve.service.api.formats.open_inference import metadata
 from bertserve.service.api.request import REQUEST_KEY, RequestContext
 from bertserve.service.api.routes import guarded_router
+from bertserve.service.app_state import AppState
 from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
-from bertserve.service.build import AppState
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
 from bertserve.service.errors import HttpError, NotFoundError, UnavailableError, status_and_type
@@ -196,7 +196,7 @@ def _add_operations(probe_router: APIRouter, key_router: APIRouter, metrics_rout
 
     @metrics_router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        state.measure()
+        state.monitor.measure()
         # a page reads the files of all workers, and a page with many series takes a while to write
         return Response(await asyncio.to_thread(state.metrics.render), headers={"content-type": CONTENT_TYPE_LATEST})
 

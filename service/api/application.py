@@ -29,8 +29,8 @@ from bertserve.service.api.jsonl import LineStream
 from bertserve.service.api.receiving import LARGE_BYTES, read_body, take_turn, until_disconnect
 from bertserve.service.api.request import REQUEST_KEY, TIMEOUT_HEADER, RequestContext
 from bertserve.service.api.routes import LINES_TYPES, GuardedRoute, InferenceRoute
+from bertserve.service.app_state import AppState
 from bertserve.service.auth import Access
-from bertserve.service.build import AppState
 from bertserve.service.errors import (
     BertServeError,
     CallerValue,

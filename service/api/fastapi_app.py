@@ -20,9 +20,9 @@ from bertserve.service.api import error_responses, playground
 from bertserve.service.api.admin import create_admin_routers
 from bertserve.service.api.request import REQUEST_KEY
 from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, guarded_router, inference_routes
+from bertserve.service.app_state import AppState
 from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
-from bertserve.service.build import AppState
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
 

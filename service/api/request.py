@@ -13,7 +13,7 @@ from bertserve.service.errors import CallerValue, MalformedRequestError
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
-    from bertserve.service.build import AppState
+    from bertserve.service.app_state import AppState
     from bertserve.service.models.model import Model
     from bertserve.service.models.request_progress import Prediction
     from bertserve.service.tracing import RequestSpan

@@ -38,7 +38,7 @@ from bertserve.service.settings import Settings, address_of
 
 if TYPE_CHECKING:
     from bertserve.service.api.application import Application
-    from bertserve.service.build import AppState
+    from bertserve.service.app_state import AppState
     from bertserve.service.models.model import Model
 
 logger = logging.getLogger("bertserve")
@@ -120,9 +120,9 @@ def serve_models(
 
     if settings.workers > 1:
         configure_logging(settings.log_format, index)
-    state = build(settings, auth, index=index, metrics=metrics)
+    state = build(settings, auth, index=index, metrics=metrics, beat=beat)
     with background_logging():
-        Server(Application(state), state, on_ready, beat).run([listener])
+        Server(Application(state), state, on_ready).run([listener])
         if state.tracer is not None:
             state.tracer.close()
         if state.scheduler.failure:
@@ -133,10 +133,11 @@ def serve_models(
 class Server(uvicorn.Server):
     """uvicorn with an orderly shutdown: a connection closes after each admitted request has its response, or an error of this service."""
 
-    def __init__(self, app: Application, state: AppState, on_ready: OnReady, beat: Callable[[], None]) -> None:
+    def __init__(self, app: Application, state: AppState, on_ready: OnReady) -> None:
         """Configures uvicorn; `serve_models` describes the arguments."""
         super().__init__(configure(app, state.settings, app.refuse))
-        self._state, self._on_ready, state.on_tick = state, on_ready, beat
+        self._state = state
+        self._on_ready = on_ready
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops the server. A second SIGINT ends the process at once, for an impatient user; SIGTERM may come twice by accident."""

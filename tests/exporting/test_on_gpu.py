@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from bertserve.service.build import AppState, build
+from bertserve.service.app_state import AppState
+from bertserve.service.build import build
 from bertserve.service.bundle import files
 from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.settings import Settings

@@ -55,7 +55,7 @@ async def test_the_event_loop_is_measured_from_its_start(models: Path) -> None:
     service = state_of(models)
     service.start()
     sum(range(2_000_000))
-    service.measure()
+    service.monitor.measure()
     assert metric(service.metrics.render().decode(), "event_loop_cpu_seconds_total") > 0
     await until(lambda: metric(service.metrics.render().decode(), "event_loop_lag_seconds_count") > 0)
     await service.stop(0)

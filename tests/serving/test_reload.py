@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from bertserve.service.app_state import AppState
 from bertserve.service.auth import Authenticator
-from bertserve.service.build import AppState
 from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.build import AppState
+from bertserve.service.app_state import AppState
 from bertserve.service.engine.freed_memory import return_freed_memory
 from support import tiny
 from support.app_client import assert_same, serving, state_of

@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from bertserve.service.api.application import Application
+from bertserve.service.app_state import AppState
 from bertserve.service.auth import Authenticator
-from bertserve.service.build import AppState, build
+from bertserve.service.build import build
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.settings import Settings
 from support.fakes import FakeEngine

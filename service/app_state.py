@@ -1,0 +1,120 @@
+"""AppState: the parts of the service that request handlers use, and its Monitor, which measures and watches them once per second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bertserve.service.auth import Authenticator
+from bertserve.service.body.task_body import Limits
+from bertserve.service.engine.freed_memory import return_freed_memory
+from bertserve.service.metrics import Metrics
+from bertserve.service.models.registry import Registry
+from bertserve.service.models.reloader import Reloader
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.settings import Settings
+
+if TYPE_CHECKING:
+    from bertserve.service.tracing import Tracer
+
+logger = logging.getLogger("bertserve.monitor")
+
+TICK_S = 1.0  # one second, because `check_hung_runs` counts ticks as seconds
+
+
+class Monitor:
+    """The regular work of each second: a heartbeat, the metrics of queue, threads and event loop, and the search for hung runs."""
+
+    def __init__(self, scheduler: Scheduler, metrics: Metrics, beat: Callable[[], None]) -> None:
+        """Takes a `beat`, which is called once per second while the event loop runs, also while the scheduler drains."""
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._beat = beat
+        self._total_run_s = 0.0
+        self._loop_s = 0.0
+
+    def start(self) -> None:
+        """Starts the regular work in the running event loop."""
+        self._loop_s = time.thread_time()
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    def stop(self) -> None:
+        """Ends the regular work."""
+        self._ticking.cancel()
+
+    def measure(self) -> None:
+        """Measures the queue, and the busy time of inference threads and event loop since the last call."""
+        scheduler, metrics = self._scheduler, self._metrics
+        total_run_s, loop_s = scheduler.total_run_s, time.thread_time()
+        metrics.thread_busy.inc(total_run_s - self._total_run_s)
+        metrics.loop_cpu.inc(loop_s - self._loop_s)
+        self._total_run_s, self._loop_s = total_run_s, loop_s
+        metrics.queue_items.set(scheduler.queue.queue_items)
+        metrics.queue_tokens.set(scheduler.queue.held_tokens)
+        metrics.ready_workers.set(scheduler.ready)
+
+    async def _tick(self) -> None:
+        """Works once per second. Its delay is also the delay of other callbacks of the event loop."""
+        while True:
+            self._beat()  # at once, because gunicorn does not watch a worker before its first beat
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
+            try:
+                self.measure()
+                self._scheduler.check_hung_runs()
+            except Exception as error:  # noqa: BLE001 - such as a thread that cannot start; later hangs must be found too
+                logger.error("the regular work of a second failed with %s", type(error).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AppState:
+    """The parts of the service. `start` and `stop` are called in the event loop of its requests.
+
+    Attributes:
+        registry: The loaded models.
+        reloader: Changes the models.
+        scheduler: The inference threads.
+        monitor: Measures and watches the scheduler.
+        metrics: All metrics.
+        settings: All settings.
+        provider: The execution provider in use.
+        limits: The limits of a body.
+        auth: Admits requests by their keys.
+        worker_index: Index of this worker.
+        total_threads: Inference threads of all workers together.
+        tracer: Records requests; None if tracing is disabled.
+        stopped: Set when the service has stopped.
+    """
+
+    registry: Registry
+    reloader: Reloader
+    scheduler: Scheduler
+    monitor: Monitor
+    metrics: Metrics
+    settings: Settings
+    provider: str
+    limits: Limits
+    auth: Authenticator
+    worker_index: int
+    total_threads: int
+    tracer: Tracer | None
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Starts the inference threads, the monitor, and the thread that returns freed memory."""
+        self.scheduler.start()
+        self.monitor.start()
+        threading.Thread(target=return_freed_memory, args=(self.stopped,), name="freed-memory", daemon=True).start()
+
+    async def stop(self, timeout_s: float) -> int:
+        """Stops what `start` started, as `Scheduler.stop` does; returns the number of requests that were failed."""
+        failed = await self.scheduler.stop(timeout_s)
+        self.monitor.stop()
+        self.stopped.set()
+        return failed
