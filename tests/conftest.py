@@ -52,21 +52,6 @@ def no_settings_from_outside() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
-def exports_stay_offline_and_trace_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Makes export tests download nothing, and use TorchScript (0.2 s per tiny model) instead of dynamo (3 s).
-
-    test_tracers.py, test_export_families.py and `bundles.exported_by_default` use the default. Other tests use the official client on
-    loopback.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if "exporting" in request.path.parts:
-            # the variable HF_HUB_OFFLINE is only read at the first import
-            patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-            patch.setattr("bertserve.export.onnx_trace.TRACERS", ("torchscript",))
-        yield
-
-
 @pytest.fixture(name="models")
 def models_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "models"

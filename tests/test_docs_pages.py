@@ -12,16 +12,8 @@ import generate
 from bertserve.service.settings import Settings
 from support import ROOT
 
-PAGES = [
-    ROOT / name
-    for name in (
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        *("examples/README.md", "models/README.md", *map(str, ROOT.glob("models/*/README.md"))),
-    )
-]
-PAGES += sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "examples/README")]
+PAGES += sorted(page for folder in ("models", "docs", "bench") for page in ROOT.glob(f"{folder}/**/*.md"))
 # measurement results can name files and flags that no longer exist
 CURRENT = [page for page in PAGES if page.parent != ROOT / "bench/results"]
 # flags of other programs on the pages

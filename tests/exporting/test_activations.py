@@ -14,7 +14,6 @@ from bertserve.export.int8_texts import BUILT_IN_TEXTS, read_texts
 from support.staged import Staged, run
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 EMPTY = "\u200b"  # the tokenizer removes this character
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300, "a bad film"]

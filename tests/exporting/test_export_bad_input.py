@@ -25,7 +25,6 @@ from support.bundles import FAST, Run, assert_exit, contents, largest_file, left
 from support.checkpoints import bert, edit_json, edit_weights, pickle_weights, rename_weights
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 Change = Callable[[Path], object]  # changes a checkpoint in place
 

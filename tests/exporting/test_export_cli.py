@@ -16,7 +16,6 @@ from support.checkpoints import bert
 from support.sound_bundles import sound
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

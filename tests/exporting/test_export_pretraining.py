@@ -23,7 +23,6 @@ from support.bundles import Verify, exported, json_lines
 from support.checkpoints import POSITIONS, SIZES, bert, edit_json, save
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 FOLLOWS = ("is_next", "not_next")
 PAIRS = [("the film was", "not very good"), ("a book", "the film is long and the book is short , but both are great ! " * 30), ("", "good")]

@@ -31,7 +31,6 @@ from support.staged import ARCHITECTURES, LABELS
 from support.task_runs import encode
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 
 class Faulty:

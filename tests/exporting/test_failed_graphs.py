@@ -13,7 +13,6 @@ from bertserve.service.errors import BundleError
 from support.bundles import FAST, Run, assert_exit, left_in
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 Key = tuple[str, str]
 

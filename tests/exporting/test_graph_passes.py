@@ -22,7 +22,6 @@ from support.families import FAMILIES
 from support.staged import Staged, assert_equal_outputs, graph_of, operators, padded, rewritten, run, stage
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 LENGTH = 4
 WIDTH = 8

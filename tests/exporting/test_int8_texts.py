@@ -19,7 +19,6 @@ from support.checkpoints import numbered_texts
 from support.staged import Staged
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 EMPTY = "\u200b"  # the tokenizer removes this character
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]

@@ -24,7 +24,6 @@ from support.checkpoints import numbered_texts
 from support.task_runs import answer_input, classify_input
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 
 def test_int8_is_validated_on_the_texts_of_the_validation_flag(source: Path, output: Path, tmp_path: Path, run: Run) -> None:

@@ -23,7 +23,6 @@ from support.bundles import exported, largest_file
 from support.staged import graph_of, run
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 FP32 = "model.cpu.fp32.onnx"
 BETWEEN = 150_000  # bytes; the graph of the tiny checkpoint is larger in fp32 and smaller in int8

@@ -24,7 +24,6 @@ from support.families import ALL_HEADS, FAMILIES, Family
 from support.task_runs import answer_input, classify_input
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("support.export_fixtures",)
 
 OLD, NEW = "4.57.3", "5.2.0"
 BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -18,8 +18,6 @@ from support import tiny
 from support.bundles import FEW_TEXTS, Verify, exported
 from support.sound_bundles import FP32, TEXTS, data, sound, store_digests, store_example, with_gpu_graph, without_gpu
 
-pytest_plugins = ("support.export_fixtures",)
-
 
 def passed(checks: dict[str, Any]) -> dict[str, bool | None]:
     """Returns whether each check passed; None for checks that only report."""

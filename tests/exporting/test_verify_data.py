@@ -19,8 +19,6 @@ from support import tiny
 from support.bundles import Array, Verify, edit_constant
 from support.sound_bundles import FP32, TEXTS, answer, data, regression, sound, store_digests, store_example, with_gpu_graph, without_gpu
 
-pytest_plugins = ("support.export_fixtures",)
-
 
 def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Verify) -> None:
     """It is the share of inputs for which both graphs have the same best label. Without a minimum it is only reported."""

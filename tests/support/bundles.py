@@ -42,7 +42,7 @@ def exported(source: str | Path, output: Path | None = None, **options: Any) -> 
 
 
 def exported_by_default(source: Path, output: Path | None = None) -> Bundle:
-    """Exports like `exported`, but in both precisions and with the default tracers, which take 3 s longer (tests/conftest.py)."""
+    """Exports like `exported`, but in both precisions and with the default tracers, which take 3 s longer (tests/exporting/conftest.py)."""
     from bertserve.export import onnx_trace
 
     with pytest.MonkeyPatch.context() as patch:

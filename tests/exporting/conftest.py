@@ -1,6 +1,7 @@
-"""Fixtures for test modules that name this module in `pytest_plugins`. Importing this module does not import torch."""
+"""Fixtures of the tests of exports. Importing this module does not import torch."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,22 @@ from bertserve.export import cli
 from support.bundles import FEW_TEXTS, Run, Verify
 
 STAGED = ("text-classification", "token-classification", "question-answering", "fill-mask")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_downloads() -> Iterator[None]:
+    """Makes exports download nothing; the variable HF_HUB_OFFLINE is only read at the first import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_tracer() -> Iterator[None]:
+    """Makes exports use TorchScript (0.2 s per tiny model) instead of dynamo (3 s); tests of the tracers choose their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertserve.export.onnx_trace.TRACERS", ("torchscript",))
+        yield
 
 
 @pytest.fixture(name="source")
