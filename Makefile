@@ -47,10 +47,11 @@ test-all: test grid clients ## make test, the full grid, and clients of other pr
 
 dev: .venv-dev/.installed ## install dependencies of tests and exports
 
-lint: dev ## ruff, and the allowed imports between packages
+lint: dev ## ruff, the allowed imports between packages, and the limits of lines
 	.venv-dev/bin/ruff check
 	.venv-dev/bin/ruff format --check
 	.venv-dev/bin/lint-imports --no-cache
+	@$(PYTHON) tests/size.py > /dev/null
 
 types: dev ## mypy, strict
 	.venv-dev/bin/mypy
@@ -93,7 +94,7 @@ parity: dev ## compare real float32 bundles with their checkpoints: make parity 
 calls: dev ## count the calls of our own functions for one request, from socket to answer
 	PYTHONPATH=tests .venv-dev/bin/python tests/calls.py
 
-size: ## print lines and files of each package next to its budget
+size: ## print lines and files of each package next to its budget, and what is too long
 	@$(PYTHON) tests/size.py
 
 avx2: dev ## the included bundles' agreement with fp32 on a CPU with only AVX2

@@ -8,7 +8,6 @@ then runs alone in batches of the same size, which gives the factor between the 
 
 import argparse
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -85,12 +84,9 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
     """Checks out a commit into a folder, and removes it at the end.
 
     Raises:
-        BenchError: The commit does not exist, or git is not installed.
+        BenchError: The commit does not exist.
     """
-    git = shutil.which("git")
-    if git is None:
-        raise BenchError("git is not installed; install it.")
-    worktree = [git, "-C", str(TREE), "worktree"]
+    worktree = ["git", "-C", str(TREE), "worktree"]
     checkout = subprocess.run([*worktree, "add", "--detach", str(folder), commit], capture_output=True, text=True, check=False)
     if checkout.returncode:
         raise BenchError(f"git cannot check out `{commit}`: {checkout.stderr.strip().splitlines()[-1]}")

@@ -25,15 +25,9 @@ class Service(NamedTuple):
 
 @pytest.fixture(name="service", scope="module")
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yields a service with six bundles. `/classify` uses `classifier`, which is the first bundle by name."""
+    """Yields a service with a bundle of every kind. `/classify` uses `attentive`, which is the first bundle by name."""
     folder = tmp_path_factory.mktemp("service")
-    models = folder / "models"
-    tiny.bundle(models, "classifier", max_length=64)
-    tiny.bundle(models, "names", max_length=256, task="token-classification", attention_heads=(2, 3))
-    tiny.bundle(models, "nli", max_length=64, labels=("contradiction", "entailment"))
-    tiny.bundle(models, "ranker", max_length=64, labels=("LABEL_0",))
-    tiny.bundle(models, "choices", max_length=64, task="multiple-choice")
-    tiny.bundle(models, "vectors", max_length=64, task="feature-extraction")
+    models = tiny.every_kind(folder / "models", max_length=256)
     (folder / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
     with running(models, folder / "log", "--allow-implicit-default") as process:
         yield Service(process.url, models, folder / "texts.jsonl")
@@ -54,7 +48,7 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
     document = measure(tmp_path, "closed", *SHORT, "--target", f"{service.url}/classify={service.texts}", "--connections", 2)
     [metrics] = document["loads"]
 
-    assert document["model"]["name"] == "classifier"
+    assert document["model"]["name"] == "attentive"
     assert document["service"]["limits"]["threads"] >= 1
     assert set(metrics["server_p50_ms"]) == {"tokenize", "queue", "inference", "decode"}
     assert metrics["overhead_ms"] is not None
@@ -62,7 +56,7 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
 
 def test_compare_measures_service_and_raw_loop_in_each_round(service: Service, tmp_path: Path) -> None:
     flags = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2, "--texts", 32, "--rounds", 2)
-    document = measure(tmp_path, "compare", *SHORT, *flags, "--bundle", service.models / "classifier")
+    document = measure(tmp_path, "compare", *SHORT, *flags, "--bundle", service.models / "attentive")
     results = document["results"]
 
     assert document["model"]["version"] == document["raw_loop"]["digest"]
@@ -80,7 +74,7 @@ def test_compare_measures_service_and_raw_loop_in_each_round(service: Service, t
         ("rerank", "ranker", 3, 3),
         ("choose", "choices", 2, 8),
         ("zero-shot", "nli", 1, 4),
-        ("attention", "names", 2, 2),
+        ("attention", "attentive", 2, 2),
     ],
 )
 def test_each_kind_of_endpoint_can_be_loaded(service: Service, tmp_path: Path, path: str, name: str, texts: int, units: int) -> None:

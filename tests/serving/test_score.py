@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from bertserve.service.cli import main
-from bertserve.service.errors import SettingsError
 from bertserve.service.scoring import rows
 from bertserve.service.tasks.catalog import TASKS
 from support import tiny
@@ -27,8 +26,7 @@ pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 
 
 def test_an_unknown_bundle_is_not_searched_on_the_hub(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "in.csv"
-    source.write_text("text\ngood\n")
+    source = write_lines(tmp_path / "in.csv", ["text", "good"])
     for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):
         assert main(["score", "--models", str(folder), "--model", name, str(source), str(tmp_path / "out.csv")]) == 2
         assert f"`{name}` in `{folder}`; " in (message := capsys.readouterr().err) and hint in message
@@ -70,8 +68,7 @@ def test_a_csv_has_all_independent_values(
 ) -> None:
     """There is no best one of several regression values, or of labels that exclude no other."""
     tiny.bundle(tmp_path, activation=activation, labels=labels)
-    source = tmp_path / "in.csv"
-    source.write_text("text\ngood\n")
+    source = write_lines(tmp_path / "in.csv", ["text", "good"])
     assert run(tmp_path, source, tmp_path / "out.csv", "--parameters", json.dumps(parameters)) == 0
     [row] = read_rows(tmp_path / "out.csv")
     assert list(row) == ["text", *columns, "warnings"]
@@ -127,14 +124,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "text-ranking": ({"query": "a film", "texts": ["a book", "good"]}, {"return_text": True}),
     "zero-shot-classification": ({"text": "a film"}, {"candidate_labels": ["good", "bad"], "multi_label": True}),
 }
-BASES = {
-    "attention": "text-classification",
-    "sentence-similarity": "feature-extraction",
-    "text-ranking": "text-classification",
-    "zero-shot-classification": "text-classification",
-}
 LABELS = {"text-ranking": ("relevant",), "zero-shot-classification": ("contradiction", "entailment")}
-
 
 ALL = pytest.mark.full_grid
 GRID = [(task, suffix) for task in TASKS for suffix in ("jsonl", "csv", "parquet")]
@@ -153,7 +143,8 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
     row, parameters = CASES[task]
     body = row | parameters if task == "text-ranking" else {"inputs": row.get("text") if len(row) == 1 else row, "parameters": parameters}
     more = ({"labels": LABELS[task]} if task in LABELS else {}) | ({"attention_heads": (2, 2)} if task == "attention" else {})
-    tiny.bundle(tmp_path / "models", task=BASES.get(task, task), **more)
+    derivation = TASKS[task].derivation
+    tiny.bundle(tmp_path / "models", task=task if derivation is None else derivation.base or "text-classification", **more)
     source, output = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
     columns = {f"my {name}": value for name, value in row.items()}
     if suffix == "jsonl":
@@ -466,43 +457,3 @@ def test_blocks_without_an_entity_do_not_decide_the_type_of_predictions(tmp_path
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "in.parquet")
     assert run(tmp_path / "models", tmp_path / "in.parquet", tmp_path / "none.parquet") == 0
     assert pq.read_table(tmp_path / "none.parquet").column_names == ["text", "prediction", "warnings"]
-
-
-@ALL
-@pytest.mark.serial
-@pytest.mark.filterwarnings("ignore")
-def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a local cluster, with the public class in a pipeline and with `--ray`. A row without an answer has an error.
-
-    A variable of another command is ignored.
-    """
-    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": tempfile.mkdtemp(prefix="ray"), "BERT_SERVE_THREADS": "2"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    import ray
-    from ray.data import read_parquet
-
-    from bertserve.service.scoring.ray_data import Scorer
-
-    (tmp_path / "in").mkdir()
-    rows = [{"id": index, "review": text} for index, text in enumerate([*TEXTS, LONG])]
-    for part in range(3):
-        pq.write_table(pa.Table.from_pylist([*rows[part::3], {"id": 100 + part, "review": None}]), tmp_path / f"in/{part}.parquet")
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet")
-    assert run(models, tmp_path / "all.parquet", tmp_path / "scored.parquet", "--columns", "text=review") == 0
-    expected = {row["id"]: row for row in pq.read_table(tmp_path / "scored.parquet").to_pylist()}
-    with pytest.raises(SettingsError, match="same bundle"):
-        Scorer(str(models / "tiny"), version="0")
-    try:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        arguments = {"model": str(models / "tiny"), "columns": {"text": "review"}}
-        predictions = read_parquet(str(tmp_path / "in")).map_batches(Scorer, fn_constructor_kwargs=arguments, concurrency=1).take_all()
-        assert run(models, tmp_path / "all.parquet", tmp_path / "good", "--columns", "text=review", "--ray", "local") == 0
-        assert run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local") == 3
-        assert run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local") == 1
-    finally:
-        ray.shutdown()
-    for actual in (predictions, pq.read_table(tmp_path / "out").to_pylist()):
-        by_id = {row["id"]: row for row in actual}
-        assert {key for key, row in by_id.items() if row["error"] is not None and row["prediction"] is None} == {100, 101, 102}
-        assert_same(expected, {key: {name: by_id[key][name] for name in expected[key]} for key in expected})
