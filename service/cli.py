@@ -64,7 +64,7 @@ class Models(ModelSettings):
 
 
 class Health(Settings):
-    """Check whether the service is ready. In a container, variables can lack settings that are flags of `serve`, so none needs another."""
+    """Check whether the service is ready. It does not check settings against each other: some of them can be flags of `serve`."""
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:

@@ -91,8 +91,9 @@ class ConfigFile(InitSettingsSource):
 class ModelSettings(BaseSettings):
     """The models, how they run, and the limits of requests.
 
-    A setting of `serve` is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key of the file. All commands share variables and
-    the file, so these may have settings that a command does not use. Flags must be known. Settings that `serve` lacks are only flags.
+    A setting of `serve` is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key of the file. All commands read the same
+    variables and file, and ignore settings that they do not use. A flag must be one of the command's. Settings of other commands are only
+    flags.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, **CLI_CONFIG)

@@ -40,16 +40,17 @@ class RowReader:
         Raises:
             SettingsError: The task, its columns or its parameters do not fit the model.
         """
-        self._manifest, self._limits = manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k)
-        task, columns, parameters, tasks = settings.task, settings.columns, settings.parameters, tasks_of(manifest)
+        self._manifest = manifest
+        self._limits = Limits(settings.max_inputs, settings.max_chars, settings.max_top_k)
+        columns, parameters, tasks = settings.columns, settings.parameters, tasks_of(manifest)
         implied = requested_task(manifest.task, parameters | columns | {"inputs": columns, "parameters": parameters})
-        name = next((name for name, spec in TASKS.items() if task in (name, spec.path)), task or implied)
-        if name not in tasks:
-            raise SettingsError(f"the task is `{name}`, but the model supports {', '.join(tasks)}; choose one with --task.")
-        self.spec = TASKS[name]
+        task = next((task for task, spec in TASKS.items() if settings.task in (task, spec.path)), settings.task or implied)
+        if task not in tasks:
+            raise SettingsError(f"the task is `{task}`, but the model supports {', '.join(tasks)}; choose one with --task.")
+        self.spec = TASKS[task]
         fields, body = self.spec.input_fields, self.spec.body
         if unknown := [name for name in columns if name not in fields]:
-            raise SettingsError(f"--columns has `{unknown[0]}`, but {name} has the inputs {quote_names(list(fields))}.")
+            raise SettingsError(f"--columns has `{unknown[0]}`, but {task} has the inputs {quote_names(list(fields))}.")
         self._required_inputs = {name for name, info in fields.items() if info.is_required()}
         self._rejects_empty = settings.empty == "reject"
         self._lists = {name for name, info in fields.items() if list in types_within(info.annotation)}

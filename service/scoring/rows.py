@@ -54,7 +54,7 @@ class Row:
 
 @contextmanager
 def rejecting(row: Row) -> Iterator[None]:
-    """Makes an error within it the reason why the row has no answer."""
+    """Rejects the row if the block raises an error of this service."""
     try:
         yield
     except BertServeError as error:

@@ -71,8 +71,8 @@ def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks
     next_block = next(blocks_in_progress, None)
     with tqdm(total=source_stat.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
         while next_block is not None:
-            (index, block, answers), next_block = next_block, next(blocks_in_progress, None)  # it starts, so that no thread waits
-            list(answers)  # waits
+            (index, block, answers), next_block = next_block, next(blocks_in_progress, None)  # starts it, so that threads are never idle
+            list(answers)  # until all rows of the block are answered
             if index >= parts.written:
                 parts.write(index, block, total)
                 scored += len(block.rows)

@@ -1,4 +1,4 @@
-"""Step: the encodings that a task's function yields to have the graph run; and the type of such a function.
+"""Step: what a task's function yields, encodings for the graph to run; and the type of such a function.
 
 A task is a generator function. It turns an input into encodings and yields them; the scheduler runs them together with encodings of other
 inputs and sends back one row of outputs per encoding. The function can yield again, or return the result. It uses no threads or ONNX.
