@@ -18,31 +18,28 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import QueryParams
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.api import error_responses
 from bertserve.service.api.call import JSON_LENGTH_HEADER
-from bertserve.service.api.error_responses import ErrorLog
+from bertserve.service.api.error_responses import ErrorFormat, ErrorLog
 from bertserve.service.api.fastapi_app import create_fastapi
-from bertserve.service.api.jsonl import LineStream
+from bertserve.service.api.formats import openai
+from bertserve.service.api.jsonl import LINES_TYPES, LineStream
 from bertserve.service.api.receiving import LARGE_BYTES, read_body, take_turn, until_disconnect
 from bertserve.service.api.request import REQUEST_KEY, TIMEOUT_HEADER, RequestContext
-from bertserve.service.api.routes import LINES_TYPES, GuardedRoute, InferenceRoute
+from bertserve.service.api.routing import InferenceRoute, RouteTable
 from bertserve.service.app_state import AppState
-from bertserve.service.auth import Access
 from bertserve.service.errors import (
     BertServeError,
     CallerValue,
     HttpError,
     InvalidValueError,
     MalformedRequestError,
-    NotFoundError,
     RefusedError,
     UnavailableError,
 )
 from bertserve.service.metrics import UNKNOWN
-from bertserve.service.tasks.catalog import TASKS
 
 if TYPE_CHECKING:
     from bertserve.service.tracing import RequestSpan
@@ -69,11 +66,7 @@ class Application:
         """
         self._state, self._sends_request_id = state, sends_request_id
         self._fastapi = create_fastapi(state)
-        routes = [route for route in self._fastapi.routes if isinstance(route, GuardedRoute)]
-        self._probes = [route for route in routes if route.access in (Access.PROBE, Access.METRICS)]
-        self._fixed_routes = {(method, route.path): route for route in routes if "{" not in route.path for method in route.methods}
-        # fixed paths come last, because only requests with a wrong method are compared with them
-        self._routes = sorted(routes, key=lambda route: "{" not in route.path)
+        self._routes = RouteTable(self._fastapi.routes)
         self._errors = ErrorLog()
         self._turns = asyncio.Lock()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
@@ -104,7 +97,7 @@ class Application:
         request: RequestContext = scope[REQUEST_KEY]
         try:
             request.check_path()
-            route = self._match(scope)
+            route = self._routes.match(scope)
             request.key = self._state.auth.check(route.access, scope["headers"])
             if isinstance(route, InferenceRoute):
                 await self._serve(route, request, receive, send)
@@ -115,7 +108,7 @@ class Application:
                 request.key = error.values.get("key", request.key)  # a known key without the right
             self._errors.write(error, request.log_fields())
             if request.status == 0:
-                await error_responses.response(error, request.id, scope["path"])(scope, receive, send)
+                await error_responses.response(error, request.id, _error_format(scope))(scope, receive, send)
 
     def refuse(self, error: BertServeError, is_counted: bool) -> Response:
         """Returns the response to what the server refuses before its end; counts and logs it if the application never sees the request."""
@@ -141,46 +134,11 @@ class Application:
         if self._sends_request_id:
             request.response_headers.append((b"x-request-id", request_id))
         tracer = self._state.tracer
-        if tracer is not None and not self._is_probe(scope):
+        if tracer is not None and not self._routes.is_probe(scope):
             trace = request.trace = tracer.start_request_span(scope["headers"], request.start)
             # tells the caller its trace in a header that scripts of a page can read; `traceresponse` is only a draft
             request.response_headers.append((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()))
         return request
-
-    def _is_probe(self, scope: Scope) -> bool:
-        """Returns whether a request is a probe or a scrape of the metrics, which are neither traced nor logged."""
-        return scope["method"] == "GET" and any(route.matches(scope)[0] is Match.FULL for route in self._probes)
-
-    def _match(self, scope: Scope) -> GuardedRoute:
-        """Returns the route of a request, and sets `route` and `path_params` as FastAPI's router does.
-
-        Raises:
-            NotFoundError: There is no such path.
-            HttpError: The path has other methods (405).
-        """
-        if (fixed := self._fixed_routes.get((scope["method"], scope["path"]))) is not None:
-            scope["route"], scope["path_params"] = fixed, {}
-            return fixed
-        methods: set[str] = set()
-        for route in self._routes:
-            match, parameters = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(parameters)
-                return route
-            if match is Match.PARTIAL:
-                scope.update(parameters)  # the log names the path
-                methods |= route.methods
-        path = CallerValue(scope["path"])
-        if methods:
-            allow = ", ".join(sorted(methods))
-            raise HttpError(
-                HTTPStatus.METHOD_NOT_ALLOWED, "`{path}` takes only {allow}; see /docs.", headers={"Allow": allow}, path=path, allow=allow
-            )
-        raise NotFoundError(
-            "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",
-            path=path,
-            tasks=", ".join(f"/{spec.path}" for spec in TASKS.values()),
-        )
 
     async def _serve(self, route: InferenceRoute, request: RequestContext, receive: Receive, send: Send) -> None:
         """Answers a request that runs models, if there is room for it."""
@@ -261,12 +219,19 @@ class Application:
         if request.key is not None or status == _UNAUTHORIZED:
             metrics.requests_by_key(request.key or UNKNOWN, status).inc()
         settings = self._state.settings
-        if settings.access_log and not self._is_probe(request.scope):
+        if settings.access_log and not self._routes.is_probe(request.scope):
             fields = _access_fields(request, status, seconds)
             line = "%s %s %s %s %.1f ms %s"
             access_log.info(line, fields["client"], fields["method"], fields["path"], status, seconds * 1000, request.id, extra=fields)
         if request.trace is not None:
             _end_trace(request.trace, end, request, status)
+
+
+def _error_format(scope: Scope) -> ErrorFormat:
+    """Returns the format of a request's errors: its route's or, if it has no route, that of the clients that would send its path."""
+    if "route" in scope:
+        return scope["route"].error_format
+    return openai.error_object if scope["path"].startswith(openai.BASE_PATH) else error_responses.error_text
 
 
 def _check_headers(request: RequestContext) -> None:

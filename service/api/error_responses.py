@@ -1,4 +1,4 @@
-"""Errors as responses and as log lines, in one JSON shape.
+"""Errors as responses and as log lines.
 
 A log line never has a caller's text: it has the template of the error; for an internal error it has the places in its traceback.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -23,34 +23,23 @@ LOG_INTERVAL_S = 1.0
 # Log lines per error type within the interval; further errors are only counted, so that a caller cannot fill the log.
 MAX_LINES = 20
 _INTERNAL = BertServeError.error_type  # of these, each is logged
-_OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors of that shape
-_PREDICT = ":predict"  # paths with it are KServe's
-_OPENAI_TYPES: dict[int, str] = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-}
+# Takes the status, the error type and the message of an error; returns the status and `error` of its response.
+ErrorFormat = Callable[[int, str, str], tuple[int, Any]]
 
 
-def response(error: Exception, request_id: str, path: str = "") -> Response:
-    """Returns the response to a request that failed.
+def error_text(status: int, error_type: str, message: str) -> tuple[int, str]:
+    """Returns the status and the message: the service's own format."""
+    return status, message
 
-    Args:
-        error: The error. The text of an error that is not a BertServeError stays internal.
-        request_id: The request's id.
-        path: The request's path, if known; it decides the shape of the response.
-    """
+
+def response(error: Exception, request_id: str, error_format: ErrorFormat = error_text) -> Response:
+    """Returns the response to a request that failed; the text of an error that is not a BertServeError stays internal."""
     status, error_type = status_and_type(error)
     message, headers = "internal error. This is a bug; the log of the service has the details under this request id.", {}
     if isinstance(error, BertServeError):
         message, headers = printable(error.message), {**error.headers}
-    fields: dict[str, Any] = {"error": message, "error_type": error_type, "request_id": request_id}
-    if path.startswith(_OPENAI) and not path.endswith(_PREDICT):
-        if status == HTTPStatus.UNPROCESSABLE_ENTITY:
-            status = HTTPStatus.BAD_REQUEST
-        openai_type = _OPENAI_TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
-        fields["error"] = {"message": message, "type": openai_type, "param": None, "code": error_type}
+    status, formatted = error_format(status, error_type, message)
+    fields = {"error": formatted, "error_type": error_type, "request_id": request_id}
     return Response(to_json(fields), status_code=status, headers=headers, media_type="application/json")
 
 

@@ -17,9 +17,10 @@ from starlette.responses import Response
 
 from bertserve.service import __version__
 from bertserve.service.api import error_responses, playground
-from bertserve.service.api.admin import create_admin_routers
+from bertserve.service.api.inference_routes import inference_routes
 from bertserve.service.api.request import REQUEST_KEY
-from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, guarded_router, inference_routes
+from bertserve.service.api.routing import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, guarded_router
+from bertserve.service.api.service_routes import create_service_routers
 from bertserve.service.app_state import AppState
 from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
@@ -72,7 +73,7 @@ def create_fastapi(state: AppState) -> FastAPI:
         redoc_url=None,
     )
     app.router.routes.extend(inference_routes())
-    for router in (*create_admin_routers(state), playground.create_router(root_path), _create_docs_router()):
+    for router in (*create_service_routers(state), playground.create_router(root_path), _create_docs_router()):
         app.router.routes.extend(router.routes)
     app.add_exception_handler(Exception, _respond_to_error)
     _add_description(app, requires_key=state.auth.requires_key)
@@ -81,7 +82,7 @@ def create_fastapi(state: AppState) -> FastAPI:
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:
     """Responds to an error that left FastAPI. FastAPI raises it again afterwards, and then `Application` logs it."""
-    return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["path"])
+    return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["route"].error_format)
 
 
 def _create_docs_router() -> APIRouter:

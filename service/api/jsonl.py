@@ -10,16 +10,21 @@ import asyncio
 import time
 from collections import deque
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Send
 
 from bertserve.service.api import error_responses
 from bertserve.service.api.receiving import LARGE_BYTES, take_turn, too_large_error
 from bertserve.service.api.request import RequestContext
-from bertserve.service.api.routes import LINES_TYPE, InferenceRoute
 from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError
 from bertserve.service.metrics import UNKNOWN
 
+if TYPE_CHECKING:
+    from bertserve.service.api.routing import InferenceRoute
+
+LINES_TYPE = "application/x-ndjson"  # of JSON Lines, also by these names
+LINES_TYPES = frozenset({LINES_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
 MAX_BYTES = 2**16  # of lines in progress: more would wait for each other in the queue, where their deadlines would pass
 READ_AHEAD_BYTES = 2**18  # what is read while lines are in progress, because only reading detects a disconnected client
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import facts
-from bertserve.service.api.routes import LINES_TYPES
+from bertserve.service.api.jsonl import LINES_TYPES
 from bertserve.service.command_line import parse
 from bertserve.service.settings import Settings
 from support import ROOT, slow, tiny, wait_until

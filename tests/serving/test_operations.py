@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bertserve.service import __version__
-from bertserve.service.api.routes import inference_routes
+from bertserve.service.api.inference_routes import inference_routes
 from support import tiny
 from support.app_client import call, post, serving, state_of
 

@@ -1,7 +1,8 @@
-"""The wire format of OpenAI's embeddings: `input` in, a list of vectors and the number of tokens out."""
+"""The wire format of OpenAI's embeddings: `input` in, a list of vectors and the number of tokens out. Errors are objects."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -22,6 +23,21 @@ RESPONSE_EXAMPLE: dict[str, Any] = {
     "model": "embed",
     "usage": {"prompt_tokens": 19, "total_tokens": 19},
 }
+BASE_PATH = "/v1/"  # clients send all their requests below it, also for endpoints that this service does not have
+_ERROR_TYPES: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+
+def error_object(status: int, error_type: str, message: str) -> tuple[int, dict[str, Any]]:
+    """Returns the status and the error as OpenAI's clients expect them: for status 400 they raise BadRequestError, but not for 422."""
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        status = HTTPStatus.BAD_REQUEST
+    openai_type = _ERROR_TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
+    return status, {"message": message, "type": openai_type, "param": None, "code": error_type}
 
 
 def _no_token_ids(value: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
-from bertserve.service.api.routes import add_file, guarded_router
+from bertserve.service.api.routing import add_file, guarded_router
 from bertserve.service.auth import Access
 
 _FOLDER = Path(__file__).parent

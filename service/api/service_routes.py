@@ -1,4 +1,4 @@
-"""The routes for probes, metrics and models: they describe the loaded models, report their state and change them."""
+"""The routes that run no models: probes, metrics, and the description and the change of the loaded models."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from starlette.types import Scope
 
 from bertserve.service import __version__
 from bertserve.service.api.formats.open_inference import metadata
+from bertserve.service.api.formats.openai import error_object
 from bertserve.service.api.request import REQUEST_KEY, RequestContext
-from bertserve.service.api.routes import guarded_router
+from bertserve.service.api.routing import guarded_router
 from bertserve.service.app_state import AppState
 from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
@@ -38,34 +39,55 @@ audit_log = logging.getLogger("bertserve.audit")
 _NAMED = "/models/{name}"
 
 
-def create_admin_routers(state: AppState) -> list[APIRouter]:
-    """Returns a router for each access, with its routes."""
-    probe_router = guarded_router(Access.PROBE, tags=["health"])
-    key_router = guarded_router(Access.KEY, tags=["models"])
-    admin_router = guarded_router(Access.ADMIN, tags=["models"])
-    metrics_router = guarded_router(Access.METRICS, tags=["health"])
+def create_service_routers(state: AppState) -> list[APIRouter]:
+    """Returns the routers: one for each access, and one more for the models in OpenAI's format."""
+    return [_probe_router(state), _info_router(state), _openai_router(state), _admin_router(state), _metrics_router(state)]
+
+
+def _probe_router(state: AppState) -> APIRouter:
+    router = guarded_router(Access.PROBE, tags=["health"])
+
+    @router.get("/v2/health/live", summary="Liveness: the process runs", tags=["open inference"])
+    @router.get("/health/live", summary="Liveness: the process runs")
+    async def live() -> Response:
+        return _json({"live": True})
+
+    @router.get("/health", summary="Readiness: requests are answered")
+    @router.get("/health/ready", summary="Readiness: requests are answered")
+    @router.get("/v2/health/ready", summary="Readiness: requests are answered", tags=["open inference"])
+    @router.get("/ping", summary="Readiness, for SageMaker")
+    async def ready() -> Response:
+        return _health(state)
+
+    @router.get(f"{_NAMED}/health", summary="Readiness of one model")
+    @router.get("/v2/models/{name}/ready", summary="Readiness of a model", tags=["open inference"])
+    async def model_health(name: str) -> Response:
+        return _health(state, name)
+
+    def add_task(spec: TaskSpec) -> None:
+        @router.get(f"/{spec.path}/health", summary=f"Readiness of /{spec.path}")
+        async def task_health() -> Response:
+            return _health(state, state.registry.defaults.get(spec.name, ""))
+
     for spec in TASKS.values():
-        _add_task(probe_router, key_router, state, spec)
-    _add_models(probe_router, key_router, state)
-    _add_changes(admin_router, state)
-    _add_operations(probe_router, key_router, metrics_router, state)
-    return [probe_router, key_router, admin_router, metrics_router]
+        add_task(spec)
+    return router
 
 
-def _add_task(probe_router: APIRouter, key_router: APIRouter, state: AppState, spec: TaskSpec) -> None:
-    @key_router.get(f"/{spec.path}/info", summary=f"Default model of /{spec.path}")
+def _info_router(state: AppState) -> APIRouter:
+    router = guarded_router(Access.KEY, tags=["models"])
+    cpu = cpu_name()
+
+    @router.get("/info", summary="Version, limits, machine and models")
     async def info() -> Response:
-        return _json(_describe(state, state.registry.for_task(spec.name)))
+        return _json(_describe_service(state, cpu))
 
-    @probe_router.get(f"/{spec.path}/health", summary=f"Readiness of /{spec.path}")
-    async def health() -> Response:
-        return _health(state, state.registry.defaults.get(spec.name, ""))
+    @router.get("/v2/", include_in_schema=False)
+    @router.get("/v2", summary="Name and version of the service", tags=["open inference"])
+    async def server() -> Response:
+        return _json({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})
 
-
-def _add_models(probe_router: APIRouter, key_router: APIRouter, state: AppState) -> None:
-    created = int(time.time())  # OpenAI's clients show it; the creation time of a model is unknown
-
-    @key_router.get("/models", summary="All loaded models, in brief")
+    @router.get("/models", summary="All loaded models, in brief")
     async def models() -> Response:
         served = state.registry.models
         described = [_summary(state, model) for model in served.values()]
@@ -73,45 +95,72 @@ def _add_models(probe_router: APIRouter, key_router: APIRouter, state: AppState)
         # one model per line, for people
         return Response(b"[%s]\n" % b",\n ".join(map(to_json, described + broken)), media_type="application/json")
 
-    @key_router.get(_NAMED, summary="One model in detail")
-    @key_router.get(f"{_NAMED}/info", summary="One model in detail")
+    @router.get(_NAMED, summary="One model in detail")
+    @router.get(f"{_NAMED}/info", summary="One model in detail")
     async def model_info(name: str) -> Response:
         return _json(_describe(state, state.registry.get(name)))
 
-    @key_router.get("/v2/models/{name}", summary="Inputs and outputs of a model", tags=["open inference"])
+    @router.get("/v2/models/{name}", summary="Inputs and outputs of a model", tags=["open inference"])
     async def model_metadata(name: str) -> Response:
         return _json(metadata(state.registry.get(name)))
 
-    @probe_router.get(f"{_NAMED}/health", summary="Readiness of one model")
-    @probe_router.get("/v2/models/{name}/ready", summary="Readiness of a model", tags=["open inference"])
-    async def model_health(name: str) -> Response:
-        return _health(state, name)
+    def add_task(spec: TaskSpec) -> None:
+        @router.get(f"/{spec.path}/info", summary=f"Default model of /{spec.path}")
+        async def task_info() -> Response:
+            return _json(_describe(state, state.registry.for_task(spec.name)))
 
-    def in_openai_format(model: Model) -> dict[str, Any]:
+    for spec in TASKS.values():
+        add_task(spec)
+    return router
+
+
+def _openai_router(state: AppState) -> APIRouter:
+    router = guarded_router(Access.KEY, error_format=error_object, tags=["models"])
+    created = int(time.time())  # OpenAI's clients show it; the creation time of a model is unknown
+
+    def describe(model: Model) -> dict[str, Any]:
         """Returns a model as OpenAI's clients read it; clients of KServe's V1 protocol use the same path, and read the last three keys."""
         kserve_keys = {"task": model.task, "name": model.name, "ready": state.scheduler.ready}
         return {"id": model.name, "object": "model", "created": created, "owned_by": "bertserve", **kserve_keys}
 
-    @key_router.get("/v1/models", summary="All models, in OpenAI's format")
-    async def openai_models() -> Response:
+    @router.get("/v1/models", summary="All models, in OpenAI's format")
+    async def models() -> Response:
         served = state.registry.models.values()
-        return _json({"object": "list", "data": [in_openai_format(model) for model in served], "models": [model.name for model in served]})
+        return _json({"object": "list", "data": [describe(model) for model in served], "models": [model.name for model in served]})
 
-    @key_router.get("/v1/models/{name}", summary="One model, in OpenAI's format")
-    async def openai_model(name: str) -> Response:
-        return _json(in_openai_format(state.registry.get(name)))
+    @router.get("/v1/models/{name}", summary="One model, in OpenAI's format")
+    async def model(name: str) -> Response:
+        return _json(describe(state.registry.get(name)))
+
+    return router
 
 
-def _add_changes(admin_router: APIRouter, state: AppState) -> None:
-    @admin_router.post(f"{_NAMED}/reload", summary="Load or reload a model from its folder (admin key)")
-    @admin_router.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
+def _admin_router(state: AppState) -> APIRouter:
+    router = guarded_router(Access.ADMIN, tags=["models"])
+
+    @router.post(f"{_NAMED}/reload", summary="Load or reload a model from its folder (admin key)")
+    @router.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
     async def load(name: str, request: Request) -> Response:
         return _json(_describe(state, await _audit(state, request.scope, name, state.reloader.load)))
 
-    @admin_router.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
+    @router.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
     async def unload(name: str, request: Request) -> Response:
         await _audit(state, request.scope, name, state.reloader.unload)
         return _json({"name": name, "unloaded": True})
+
+    return router
+
+
+def _metrics_router(state: AppState) -> APIRouter:
+    router = guarded_router(Access.METRICS, tags=["health"])
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        state.monitor.measure()
+        # a page reads the files of all workers, and a page with many series takes a while to write
+        return Response(await asyncio.to_thread(state.metrics.render), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return router
 
 
 async def _audit(state: AppState, scope: Scope, name: str, change: Callable[[str], Awaitable[T]]) -> T:
@@ -120,7 +169,8 @@ async def _audit(state: AppState, scope: Scope, name: str, change: Callable[[str
     Raises:
         HttpError: The service has several workers.
     """
-    action, outcome = scope["route"].path.rpartition("/")[2], "cancelled"
+    action = scope["route"].path.rpartition("/")[2]
+    outcome = "cancelled"
     is_known = _is_known(state, name)
     try:
         if state.settings.workers > 1:
@@ -147,58 +197,28 @@ def _is_known(state: AppState, name: str) -> bool:
     return name in state.registry.models or name in state.registry.broken
 
 
-def _add_operations(probe_router: APIRouter, key_router: APIRouter, metrics_router: APIRouter, state: AppState) -> None:
-    @probe_router.get("/v2/health/live", summary="Liveness: the process runs", tags=["open inference"])
-    @probe_router.get("/health/live", summary="Liveness: the process runs")
-    async def live() -> Response:
-        return _json({"live": True})
-
-    @probe_router.get("/health", summary="Readiness: requests are answered")
-    @probe_router.get("/health/ready", summary="Readiness: requests are answered")
-    @probe_router.get("/v2/health/ready", summary="Readiness: requests are answered", tags=["open inference"])
-    @probe_router.get("/ping", summary="Readiness, for SageMaker")
-    async def ready() -> Response:
-        return _health(state)
-
-    cpu = cpu_name()
-
-    @key_router.get("/info", summary="Version, limits, machine and models")
-    async def info() -> Response:
-        return _json(
-            {
-                "name": "bertserve",
-                "version": __version__,
-                "limits": {**_limits(state), "threads": state.total_threads},
-                "worker": {
-                    "index": state.worker_index,
-                    "workers": state.settings.workers,
-                    "pid": os.getpid(),
-                    "max_queue_tokens": state.scheduler.queue.max_queue_tokens,
-                    "threads": state.scheduler.queue.threads,
-                },
-                "machine": {
-                    "cpu": cpu,
-                    "onnxruntime": sessions.VERSION,
-                    "requested_provider": state.settings.provider,
-                    "provider": state.provider,
-                    "gpu": None
-                    if state.provider == "cpu"
-                    else state.settings.model_dump(include={"device_id", "gpu_mem_limit_mib", "cuda_graphs"}),
-                },
-                "models": {model.name: model.task for model in state.registry.models.values()},
-            }
-        )
-
-    @key_router.get("/v2/", include_in_schema=False)
-    @key_router.get("/v2", summary="Name and version of the service", tags=["open inference"])
-    async def server() -> Response:
-        return _json({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})
-
-    @metrics_router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        state.monitor.measure()
-        # a page reads the files of all workers, and a page with many series takes a while to write
-        return Response(await asyncio.to_thread(state.metrics.render), headers={"content-type": CONTENT_TYPE_LATEST})
+def _describe_service(state: AppState, cpu: str) -> dict[str, Any]:
+    settings, queue = state.settings, state.scheduler.queue
+    return {
+        "name": "bertserve",
+        "version": __version__,
+        "limits": {**_limits(state), "threads": state.total_threads},
+        "worker": {
+            "index": state.worker_index,
+            "workers": settings.workers,
+            "pid": os.getpid(),
+            "max_queue_tokens": queue.max_queue_tokens,
+            "threads": queue.threads,
+        },
+        "machine": {
+            "cpu": cpu,
+            "onnxruntime": sessions.VERSION,
+            "requested_provider": settings.provider,
+            "provider": state.provider,
+            "gpu": None if state.provider == "cpu" else settings.model_dump(include={"device_id", "gpu_mem_limit_mib", "cuda_graphs"}),
+        },
+        "models": {model.name: model.task for model in state.registry.models.values()},
+    }
 
 
 def _summary(state: AppState, model: Model) -> dict[str, Any]:

@@ -1,0 +1,182 @@
+"""Routes that declare who can use them and how their errors look. `Application` checks the access, and serves only such routes.
+
+Each route declares its access, because a separate list of protected paths could disagree with the routes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from bertserve.service.api.error_responses import ErrorFormat, error_text
+from bertserve.service.api.jsonl import LINES_TYPE
+from bertserve.service.api.request import TIMEOUT_HEADER
+from bertserve.service.auth import Access
+from bertserve.service.errors import CallerValue, HttpError, NotFoundError
+from bertserve.service.tasks.catalog import TASKS
+
+if TYPE_CHECKING:
+    from bertserve.service.api.call import Call
+    from bertserve.service.api.request import RequestContext
+
+INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI: the formats of the service and of others
+_NAME = re.compile(r"\{(\w+)\}")  # a parameter in a path
+_TIMEOUT_PARAMETER = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "schema": {"type": "integer", "minimum": 1},
+    "description": "Milliseconds until the request must have started.",
+}
+# a reference instead of FastAPI's `model`, which would compile a validator for each route at every start
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "An error.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}}
+}
+
+
+class GuardedRoute(APIRoute):
+    """A route that declares its access and the format of its errors. `guarded_router` makes a subclass for each combination."""
+
+    access: Access = Access.ADMIN  # without a declaration
+    error_format: ErrorFormat = staticmethod(error_text)
+    methods: set[str]  # FastAPI gives every route methods
+
+
+class InferenceRoute(GuardedRoute):
+    """A path that runs models, for POST. FastAPI only describes it; `Application` serves its requests.
+
+    Attributes:
+        read_call: Returns the call of a body and its request.
+        bodies: Types of the body, for OpenAPI; a body has one of them.
+        task: The task of the path; None if it depends on the model or the body.
+        streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
+    """
+
+    access = Access.KEY
+
+    def __init__(
+        self,
+        path: str,
+        read_call: Callable[[bytes, RequestContext], Call],
+        summary: str,
+        bodies: tuple[type[BaseModel], ...],
+        response: Any,
+        *,
+        task: str | None = None,
+        streams: bool = False,
+        error_format: ErrorFormat = error_text,
+    ) -> None:
+        """Creates the route and its OpenAPI description; `{name}` in the path is a model's name.
+
+        `response` is the type of the response or, for a format that others define, an example.
+        """
+        self.read_call = read_call
+        self.bodies = bodies
+        self.task = task
+        self.streams = streams
+        self.error_format = error_format
+        lines: dict[str, Any] = {LINES_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if streams else {}
+        result: dict[str, Any] = {"description": "A result, or a list of them: one for each input."}
+        if isinstance(response, dict):
+            result["content"] = {"application/json": {"example": response}}
+        else:
+            result |= {"model": response, "content": lines}
+        references = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in bodies]
+        json_body: dict[str, Any] = {"schema": references[0]}
+        if len(bodies) > 1:
+            json_body = {
+                "schema": {"anyOf": references},
+                "examples": {spec.path: {"summary": spec.title, "value": spec.body.example()} for spec in TASKS.values()},
+            }
+        path_params = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(path)]
+        super().__init__(
+            path,
+            lambda: None,  # never called
+            methods=["POST"],
+            summary=summary,
+            tags=[INFERENCE if streams else OTHER_CLIENTS],
+            response_model=None,
+            response_class=Response,
+            responses={200: result, **_ERRORS},
+            openapi_extra={
+                "requestBody": {"required": True, "content": {"application/json": json_body} | lines},
+                "parameters": [*path_params, _TIMEOUT_PARAMETER],
+            },
+            generate_unique_id_function=operation_id,
+        )
+
+
+class RouteTable:
+    """Finds the route of a request, as FastAPI's router does."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        """Takes the routes; those that declare no access are not found."""
+        guarded = [route for route in routes if isinstance(route, GuardedRoute)]
+        self._probes = [route for route in guarded if route.access in (Access.PROBE, Access.METRICS)]
+        self._fixed = {(method, route.path): route for route in guarded if "{" not in route.path for method in route.methods}
+        # fixed paths come last, because only requests with a wrong method are compared with them
+        self._routes = sorted(guarded, key=lambda route: "{" not in route.path)
+
+    def match(self, scope: Scope) -> GuardedRoute:
+        """Returns the route of a request, and sets `route` and `path_params` in its scope.
+
+        Raises:
+            NotFoundError: There is no such path.
+            HttpError: The path has other methods (405).
+        """
+        if (fixed := self._fixed.get((scope["method"], scope["path"]))) is not None:
+            scope["route"], scope["path_params"] = fixed, {}
+            return fixed
+        methods: set[str] = set()
+        for route in self._routes:
+            match, parameters = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(parameters)
+                return route
+            if match is Match.PARTIAL:
+                scope.update(parameters)  # the log names the path
+                methods |= route.methods
+        path = CallerValue(scope["path"])
+        if methods:
+            allow = ", ".join(sorted(methods))
+            raise HttpError(
+                HTTPStatus.METHOD_NOT_ALLOWED, "`{path}` takes only {allow}; see /docs.", headers={"Allow": allow}, path=path, allow=allow
+            )
+        raise NotFoundError(
+            "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",
+            path=path,
+            tasks=", ".join(f"/{spec.path}" for spec in TASKS.values()),
+        )
+
+    def is_probe(self, scope: Scope) -> bool:
+        """Returns whether a request is a probe or a scrape of the metrics, which are neither traced nor logged."""
+        return scope["method"] == "GET" and any(route.matches(scope)[0] is Match.FULL for route in self._probes)
+
+
+def guarded_router(access: Access, *, error_format: ErrorFormat = error_text, **options: Any) -> APIRouter:
+    """Returns a router for routes of one access and format of errors, with further arguments of `APIRouter`."""
+    route_class = type("GuardedRoute", (GuardedRoute,), {"access": access, "error_format": staticmethod(error_format)})
+    return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, responses=_ERRORS, **options)
+
+
+def add_file(router: APIRouter, path: str, content: bytes, headers: Mapping[str, str]) -> None:
+    """Adds a route that answers with a file from memory: all clients share its bytes, and it needs no descriptor and no thread."""
+
+    @router.get(path)
+    async def file() -> Response:
+        return Response(content, headers=headers)
+
+
+def operation_id(route: APIRoute) -> str:
+    """Returns the name of an operation in generated clients: its path in words, such as `classify` or `get_models_by_name_info`."""
+    words = _NAME.sub(r"by_\1", route.path)
+    words = "_".join(re.findall("[a-z0-9]+", words)) or "base_url"
+    return words if "POST" in (route.methods or ()) else f"get_{words}"
