@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import distributions
-from itertools import chain, count, islice, product
+from itertools import chain, count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,15 @@ from bertserve.bench.raw_loop import encode_bodies
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
-from bertserve.service.engine.onnx_engine import OnnxEngine, build_feed
-from bertserve.service.engine.sessions import new_tensor, open_session, run_options, unavailable_reason
+from bertserve.service.engine.onnx_engine import OnnxEngine
+from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import BertServeError
 from bertserve.service.providers import GpuOptions
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.text.tokenizer import Encoding
 
 SHAPES = "1x32,1x512,8x128,8x512,32x32,32x128,128x64,16x512,32x512"
 SERVICES = "1x1,1x2,1x4,4x4,8x8"
-MAX_RUNS, MAX_RUN_S = 30, 0.5  # runs of a shape, and their seconds, after which its timing ends
+MAX_RUNS, MAX_RUN_S = 30, 0.5  # of the timed runs of a shape: their number, and about how many seconds they take
 START_S = 60  # to start a service, which warms up all shapes
 LIST = 64  # texts of a long request
 # the kernel of a layer's attention, in the output of ONNX Runtime with the variable
@@ -68,19 +66,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit-s", type=float, default=480, help="seconds after which nothing more is measured (default: 480)")
     args = parser.parse_args(argv)
     try:
-        run = FirstRun(args)
+        run = FirstRun(args.bundle, limit_s=args.limit_s)
     except (BenchError, BertServeError) as error:
         parser.error(str(error))
     if args.kernels:
-        run.engine(run.graphs[args.kernels]).run([Encoding(np.ones(64, dtype=np.int64), np.zeros(64, dtype=np.int64))] * 8)
+        run.engine(run.graphs[args.kernels]).warm_up(rows=8, length=64)
         return
     model = f"Model: {run.manifest.name} ({run.manifest.task}), on {run.provider}."
     lines = ["# First run on a GPU", "", f"{model} Written by `bench/scripts/gpu_first_run.py`."]
-    sections = {
+    sections: dict[str, Callable[[], Iterator[str]]] = {
         "Libraries and kernels": run.libraries,
-        f"Against the CPU, {args.texts} texts": run.agreement,
-        "Time of a run": run.times,
-        "The service": run.services,
+        f"Against the CPU, {args.texts} texts": partial(run.agreement, args.texts),
+        "Time of a run": partial(run.times, args.shapes),
+        "The service": partial(run.services, args.services, args.clients, args.load_s, args.warmup_s),
     }
     for title, section in sections.items():
         lines += ["", f"## {title}", ""]
@@ -95,26 +93,26 @@ def main(argv: Sequence[str] | None = None) -> None:
 class FirstRun:
     """The measurements; each method yields the lines of a section."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.end = args, time.monotonic() + args.limit_s
-        self.bundle = load_bundle(args.bundle.resolve())
+    def __init__(self, bundle: Path, *, limit_s: float) -> None:
+        self.limit_s, self.end = limit_s, time.monotonic() + limit_s
+        self.bundle = load_bundle(bundle.resolve())
         self.manifest = self.bundle.manifest
         reason = unavailable_reason("cuda")
         self.without_gpu = None if reason is None else reason.partition(";")[0]
         self.provider = "cuda" if self.without_gpu is None else "cpu"
         self.graphs: dict[str, GraphSpec] = {graph.precision: graph for graph in self.manifest.graphs if graph.provider == self.provider}
         if not self.graphs:
-            raise BenchError(f"`{args.bundle}` has no graph for {self.provider}; export it with --provider cpu,cuda.")
+            raise BenchError(f"`{bundle}` has no graph for {self.provider}; export it with --provider cpu,cuda.")
 
-    def engine(self, graph: GraphSpec, threads: int = 1) -> OnnxEngine:
-        """Opens a graph."""
+    def engine(self, graph: GraphSpec, **options: Any) -> OnnxEngine:
+        """Opens a graph with options of `OnnxEngine`."""
         spec = self.manifest.tokenizer
-        return OnnxEngine(self.bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, threads=threads)
+        return OnnxEngine(self.bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, **options)
 
     def check_time(self, needed_s: float = 0.0) -> None:
         """Raises an error if the time limit is reached before a measurement of so many seconds ends."""
         if time.monotonic() + needed_s > self.end:
-            raise BenchError(f"the limit of {self.args.limit_s:g} s (--limit-s)")
+            raise BenchError(f"the limit of {self.limit_s:g} s (--limit-s)")
 
     def libraries(self) -> Iterator[str]:
         """Names hardware, packages, and the kernels of attention."""
@@ -134,16 +132,16 @@ class FirstRun:
         command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         yield f"- GPU: {_output(command, timeout=30).strip()}"
 
-    def agreement(self) -> Iterator[str]:
+    def agreement(self, texts: int) -> Iterator[str]:
         """Compares the first output of each graph with that of the CPU in float32."""
         bodies = chain.from_iterable(target.build_bodies("uniform", seed=seed) for seed in count())
-        texts = encode_bodies(self.bundle, list(islice(bodies, self.args.texts)))
-        encodings = [replace(encoding, small_outputs=False) for encoding in chain.from_iterable(texts)]
+        encoded = chain.from_iterable(encode_bodies(self.bundle, list(islice(bodies, texts))))
+        encodings = [replace(encoding, small_outputs=False) for encoding in encoded]
         reference = self.bundle.graph("cpu", "fp32")
         name = reference.outputs[0].name
 
         def outputs(graph: GraphSpec) -> list[Any]:
-            engine = self.engine(graph, hardware.usable_cores() if graph.provider == "cpu" else 1)
+            engine = self.engine(graph, threads=hardware.usable_cores() if graph.provider == "cpu" else 1)
             rows = []
             for start in range(0, len(encodings), 8):
                 self.check_time()
@@ -159,74 +157,48 @@ class FirstRun:
             equal = sum(np.array_equal(a.argmax(axis=-1), b.argmax(axis=-1)) for a, b in pairs)
             yield f"| {graph.name} | {error:.2g} | {largest:.3g} | {equal} of {len(pairs)} |"
 
-    def times(self) -> Iterator[str]:
-        """Times runs in milliseconds: with numpy arrays as in the service, with inputs and outputs on the device, and as a CUDA graph."""
-        kinds = ("numpy", "bound", "CUDA graph") if self.without_gpu is None else ("numpy", "bound")
-        sessions = []
-        for graph, kind in product(self.graphs.values(), kinds):
-            path, gpu = self.bundle.path / graph.file, GpuOptions(cuda_graphs=kind == "CUDA graph")
-            sessions.append((graph, kind, open_session(path, graph, provider=graph.provider, gpu=gpu)))
-        heads = "".join(f" {graph.precision}, {kind} |" for graph, kind, _ in sessions)
-        yield f"| texts x tokens |{heads}\n|---|{'---|' * len(sessions)}"
-        for graph_id, shape in enumerate(self.args.shapes.split(","), start=1):  # ONNX Runtime reserves 0
+    def times(self, shapes: str) -> Iterator[str]:
+        """Times runs of the service's engine in milliseconds, with and without CUDA graphs."""
+        engines = {precision: self.engine(graph) for precision, graph in self.graphs.items()}
+        if self.without_gpu is None and "fp16" in self.graphs:
+            engines["fp16, CUDA graphs"] = self.engine(self.graphs["fp16"], gpu=GpuOptions(cuda_graphs=True))  # of small runs
+        yield f"The fastest of up to {MAX_RUNS} runs.\n"
+        yield f"| texts x tokens | {' | '.join(engines)} |\n|---|{'---|' * len(engines)}"
+        for shape in shapes.split(","):
             rows, length = map(int, shape.split("x"))
             cells = []
-            for graph, kind, session in sessions:
+            for engine in engines.values():
                 self.check_time(2 * MAX_RUN_S)
                 try:
-                    cells.append(f"{self._run_ms(session, graph, rows, length, kind, graph_id):.2f}")
-                except Exception as error:  # noqa: BLE001 - a shape can be too large; onnxruntime's pybind exceptions share no base class
+                    cells.append(f"{run_ms(engine, rows, length):.2f}")
+                except BertServeError as error:  # a shape can be too large
                     cells.append(f"missing ({type(error).__name__})")
             yield f"| {rows} x {length} | {' | '.join(cells)} |"
         if self.without_gpu is not None:
             yield f"\n{_missing('CUDA graphs: ' + self.without_gpu)}"
 
-    def _run_ms(self, session: Any, graph: GraphSpec, rows: int, length: int, kind: str, graph_id: int) -> float:
-        """Returns the median milliseconds of a run."""
-        encoding = Encoding(np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(length - 1,))
-        inputs = build_feed([encoding] * rows, graph.inputs, (rows, length))
-        names = [spec.name for spec in graph.small_outputs or graph.outputs]
-        run: Callable[[], object] = partial(session.run, names, inputs)
-        if kind != "numpy":
-            arrays = session.run(names, inputs, run_options(-1) if kind == "CUDA graph" else None)
-            tensors = {name: new_tensor(array, (self.provider, 0)) for name, array in (*inputs.items(), *zip(names, arrays, strict=True))}
-            binding = session.io_binding()
-            for name, array in inputs.items():
-                tensors[name].update_inplace(array)
-                binding.bind_ortvalue_input(name, tensors[name])
-            for name in names:
-                binding.bind_ortvalue_output(name, tensors[name])
-            run = partial(session.run_with_iobinding, binding, run_options(graph_id) if kind == "CUDA graph" else None)
-        run()
-        seconds: list[float] = []
-        while len(seconds) < MAX_RUNS and sum(seconds) < MAX_RUN_S:
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-        return 1000 * statistics.median(seconds)
+    def services(self, services: str, processes: int, load_s: float, warmup_s: float) -> Iterator[str]:
+        """Loads the service with different flags, in a closed loop from several processes."""
 
-    def services(self) -> Iterator[str]:
-        """Loads the service with different flags, in a closed loop."""
+        def texts_per_s(url: str, texts: int, connections: int) -> str:
+            load = url, texts, max(connections // processes, 1), load_s, warmup_s
+            loads = [pool.submit(load_texts_per_s, *load) for _ in range(processes)]
+            return f"{sum(future.result() for future in loads):,.0f}"
+
         yield "Texts per second. 64 connections, or 16 for lists.\n"
         yield f"| workers | threads | single short texts | lists of {LIST} | single texts of 400 words |\n|---|---|---|---|---|"
-        with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(self.args.clients, get_context("spawn")) as clients:
+        with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(processes, get_context("spawn")) as pool:
             texts, long = workloads.workload_inputs("long"), Path(folder) / "long.jsonl"
             long.write_text("".join(json.dumps(" ".join(three)) + "\n" for three in zip(texts, texts[1:], texts[2:], strict=False)))
-            for service in self.args.services.split(","):
+            for service in services.split(","):
                 workers, threads = service.split("x")
-                self.check_time(START_S + 3 * (self.args.load_s + self.args.warmup_s))
+                self.check_time(START_S + 3 * (load_s + warmup_s))
                 with self._serving("--workers", workers, "--threads", threads) as url:
                     cells = [
-                        self._texts_per_s(clients, f"{url}/{TASKS[self.manifest.task].path}={workload}", size, connections)
+                        texts_per_s(f"{url}/{TASKS[self.manifest.task].path}={workload}", size, connections)
                         for workload, size, connections in (("short", 1, 64), ("short", LIST, 16), (str(long), 1, 64))
                     ]
                 yield f"| {workers} | {threads} | {' | '.join(cells)} |"
-
-    def _texts_per_s(self, clients: ProcessPoolExecutor, url: str, texts: int, connections: int) -> str:
-        """Loads a target from all client processes; returns the sum of their answered texts per second."""
-        load = url, texts, max(connections // self.args.clients, 1), self.args.load_s, self.args.warmup_s
-        loads = [clients.submit(load_texts_per_s, *load) for _ in range(self.args.clients)]
-        return f"{sum(future.result() for future in loads):,.0f}"
 
     @contextmanager
     def _serving(self, *flags: str) -> Iterator[str]:
@@ -245,6 +217,14 @@ class FirstRun:
         finally:
             process.terminate()
             process.communicate()
+
+
+def run_ms(engine: OnnxEngine, rows: int, length: int) -> float:
+    """Returns the milliseconds of the fastest of several runs; the first two are the warm-up, and determine their number."""
+    engine.warm_up(rows, length)
+    [(_, _, once_s)] = engine.time_runs([(rows, length)], repeats=1)
+    [(_, _, fastest_s)] = engine.time_runs([(rows, length)], repeats=max(1, min(MAX_RUNS, int(MAX_RUN_S / once_s))))
+    return 1000 * fastest_s
 
 
 def load_texts_per_s(url: str, texts: int, connections: int, seconds: float, warmup_s: float) -> float:
