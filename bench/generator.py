@@ -148,14 +148,9 @@ class Load:
     """
 
     def __init__(self, target: Target, connections: int, *, seconds: float, warmup_s: float, timeout_s: float) -> None:
-        """Describes a load; `run` sends it.
+        """Describes a load of `seconds`, after a warm-up that is not counted; `run` sends it.
 
-        Args:
-            target: Endpoint to load.
-            connections: In a closed loop, each has one request in flight; in an open loop, it is their maximum number.
-            seconds: Measured time.
-            warmup_s: Time before it that is not counted.
-            timeout_s: Time after which a request is aborted.
+        In a closed loop, each of the connections has one request in flight; in an open loop, it is their maximum number.
         """
         self.target = target
         self.records: list[RequestRecord] = []

@@ -1,7 +1,7 @@
 """The report of a command, with its objectives and measurements: as JSON, as a summary on stdout, and as an HTML page with plots.
 
-The JSON keys are the names of the dataclass fields. The plots are drawn for the width of a phone, and larger screens scale them up. Only
-their functions import matplotlib.
+The JSON keys are the names of the dataclass fields, and those of a result's `values`. The plots are drawn for the width of a phone, and
+larger screens scale them up. Only their functions import matplotlib.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -68,6 +69,60 @@ def parse_objectives(texts: Sequence[str]) -> list[Objective]:
 
 
 @dataclass(slots=True)
+class CompareResult:
+    """What `compare` measured: the texts per second of the service and of the raw loop in each round."""
+
+    rounds: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """The medians over the rounds, and the lowest and the highest ratio; empty before the first round has ended."""
+        if not self.rounds:
+            return {}
+        ratios = [served / raw for served, raw in self.rounds]
+        served, raw = map(statistics.median, zip(*self.rounds, strict=True))
+        middle = {"served_texts_per_s": served, "raw_texts_per_s": raw, "ratio": statistics.median(ratios)}
+        return middle | {"ratio_lowest": min(ratios), "ratio_highest": max(ratios)}
+
+    @property
+    def conclusion(self) -> str:
+        """The ratio as a sentence without its full stop."""
+        if not self.rounds:
+            return "no round was completed"
+        ratio, lowest, highest = (format_number(self.values[name]) for name in ("ratio", "ratio_lowest", "ratio_highest"))
+        return f"the service has {ratio} times the throughput of the raw loop, {lowest} to {highest} in the rounds"
+
+
+@dataclass(slots=True)
+class SweepResult:
+    """The limits of `sweep`, the highest rate that held, and the lowest that did not, in requests per second; None if there is none."""
+
+    limits: Sequence[Objective]
+    max_rate: float | None = None
+    lowest_rate_not_held: float | None = None
+
+    def holds(self, load: LoadMetrics) -> bool:
+        """Returns whether a load meets the limits. If the generator was late, it differs from the intended load, and does not."""
+        values = load.objective_values()
+        return not load.was_late and all(limit.is_met(values[limit.metric]) for limit in self.limits)
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """The rates."""
+        return {"max_rate": self.max_rate, "lowest_rate_not_held": self.lowest_rate_not_held}
+
+    @property
+    def conclusion(self) -> str:
+        """The highest rate as a sentence without its full stop."""
+        limits = " and ".join(map(str, self.limits))
+        if self.max_rate is None:
+            return f"does not hold {limits} at any rate that was tried" if self.lowest_rate_not_held else "no rate was measured"
+        above = self.lowest_rate_not_held
+        limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
+        return f"holds {limits} up to {self.max_rate:.4g} requests/s in two loads{limit}"
+
+
+@dataclass(slots=True)
 class BenchReport:
     """The results of a command. They are filled while the command runs, and valid at any time.
 
@@ -75,7 +130,7 @@ class BenchReport:
         settings: The flags of the command, without keys.
         service: `/info` of the service, if available; `model` is the endpoint's information about its model, likewise.
         raw_loop: Bundle and graph of the raw loop, if there is one.
-        results: Results of the command as a whole, such as `ratio`.
+        results: What `compare` or `sweep` found; a single load has only metrics. The JSON has its `values`.
         metrics: Metrics of the loads that the objectives are checked against.
     """
 
@@ -86,7 +141,7 @@ class BenchReport:
     model: Mapping[str, Any] | None = None
     raw_loop: Mapping[str, Any] | None = None
     loads: list[LoadMetrics] = field(default_factory=list)
-    results: dict[str, float | None] = field(default_factory=dict)
+    results: CompareResult | SweepResult | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     interrupted: bool = False
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
@@ -97,11 +152,6 @@ class BenchReport:
         return [load for load in self.loads if load.latency]
 
     @property
-    def has_results(self) -> bool:
-        """Whether a request had status 200, and a sweep found a rate."""
-        return bool(self.answered_loads) and (self.command != "sweep" or self.results.get("max_rate") is not None)
-
-    @property
     def is_missed(self) -> bool:
         """Whether an objective was missed."""
         return not all(verdict["passed"] for verdict in self.verdicts)
@@ -109,31 +159,26 @@ class BenchReport:
     @property
     def conclusion(self) -> str:
         """What the command found, as a sentence without its full stop."""
-        if self.command == "compare":
-            if "ratio" not in self.results:
-                return "no round was completed"
-            ratio, lowest, highest = (format_number(self.results.get(name)) for name in ("ratio", "ratio_lowest", "ratio_highest"))
-            return f"the service has {ratio} times the throughput of the raw loop, {lowest} to {highest} in the rounds"
-        if self.command != "sweep":
-            return "misses an objective" if self.is_missed else "meets all objectives"
-        limits = " and ".join(str(objective) for objective in self.objectives if METRICS[objective.metric])
-        rate, above = self.results.get("max_rate"), self.results.get("lowest_rate_not_held")
-        if rate is None:
-            return f"does not hold {limits} at any rate that was tried" if above else "no rate was measured"
-        limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
-        return f"holds {limits} up to {rate:.4g} requests/s in two loads{limit}"
+        if self.results is not None:
+            return self.results.conclusion
+        return "misses an objective" if self.is_missed else "meets all objectives"
+
+    @property
+    def result_values(self) -> dict[str, float | None]:
+        """The values that the command found, by the name in the JSON."""
+        return {} if self.results is None else self.results.values
 
     @property
     def verdicts(self) -> list[dict[str, Any]]:
         """The condition of each objective, the measured value, and whether it passed."""
-        values = {objective: {**self.metrics, **self.results}.get(objective.metric) for objective in self.objectives}
+        values = {objective: {**self.metrics, **self.result_values}.get(objective.metric) for objective in self.objectives}
         return [{"condition": str(objective), "measured": value, "passed": objective.is_met(value)} for objective, value in values.items()]
 
     def document(self) -> dict[str, Any]:
         """Returns the report as plain JSON values."""
         machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
         facts = {"version": __version__, "machine": machine, "conclusion": self.conclusion, "verdicts": self.verdicts}
-        return json.loads(json.dumps(facts | asdict(self), default=str))
+        return json.loads(json.dumps(facts | asdict(self) | {"results": self.result_values}, default=str))
 
 
 def summary_lines(report: BenchReport) -> Iterator[str]:
@@ -147,7 +192,7 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
         yield "raw loop: {bundle} {digest}, {graph}, {threads} threads".format(**report.raw_loop)
     for load in report.loads:
         yield from _load_lines(load)
-    yield from (f"{name}: {format_number(value)}" for name, value in report.results.items() if value is not None)
+    yield from (f"{name}: {format_number(value)}" for name, value in report.result_values.items() if value is not None)
     yield f"conclusion: {report.conclusion}"
     for verdict in report.verdicts:
         measured = "" if verdict["measured"] is None else "measured "

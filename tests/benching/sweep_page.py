@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from bertserve.bench.measurement import LoadMetrics, latency_metrics
-from bertserve.bench.report import BenchReport, html_page, parse_objectives
+from bertserve.bench.report import BenchReport, SweepResult, html_page, parse_objectives
 
 
 def report() -> BenchReport:
@@ -16,7 +16,7 @@ def report() -> BenchReport:
         result.loads.append(
             LoadMetrics(f"open, {rate}/s", True, 1.0, rate, {"200": rate}, 0.0, rate, rate, latency, {}, None, late, ["late"] * late)
         )
-    result.results |= {"max_rate": 200, "lowest_rate_not_held": 300}
+    result.results = SweepResult(result.objectives, max_rate=200, lowest_rate_not_held=300)
     return result
 
 

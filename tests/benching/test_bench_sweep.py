@@ -8,7 +8,7 @@ import pytest
 
 from bertserve.bench import BenchError, commands
 from bertserve.bench.measurement import LoadMetrics, latency_metrics
-from bertserve.bench.report import BenchReport, parse_objectives, summary_lines
+from bertserve.bench.report import BenchReport, CompareResult, SweepResult, parse_objectives, summary_lines
 
 CAPACITY = 1000  # requests per second
 
@@ -48,9 +48,9 @@ class FakeLoads:
     def names(self) -> list[str]:
         return [load.name.removeprefix("open, ") for load in self.report.loads]
 
-    def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:
-        commands.sweep(self, steps=steps, max_rate=max_rate)
-        return self.report
+    def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> SweepResult:
+        commands.sweep_rates(self, steps=steps, max_rate=max_rate)
+        return self.report.results
 
 
 @pytest.mark.parametrize(
@@ -65,40 +65,40 @@ def test_the_search_goes_up_or_down_from_the_closed_loop(
     closed: float, steps: int, rates: list[float], highest: float, above: float | None
 ) -> None:
     loads = FakeLoads(closed=closed)
-    report = loads.sweep(steps=steps)
+    result = loads.sweep(steps=steps)
 
     assert [name for name in loads.names if "confirmation" not in name] == [f"{rate}/s" for rate in rates]
     assert [name for name in loads.names if "confirmation" in name] == [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY]
-    assert (report.results["max_rate"], report.results["lowest_rate_not_held"]) == (pytest.approx(highest), above and pytest.approx(above))
-    assert ("higher rates may hold" in report.conclusion, report.metrics["p99_ms"]) == (above is None, 10.0)
+    assert (result.max_rate, result.lowest_rate_not_held) == (pytest.approx(highest), above and pytest.approx(above))
+    assert ("higher rates may hold" in result.conclusion, loads.report.metrics["p99_ms"]) == (above is None, 10.0)
 
 
 @pytest.mark.parametrize(("max_rate", "rates", "highest", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
 def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], highest: float, bound: bool) -> None:
     loads = FakeLoads()
-    report = loads.sweep(steps=3, max_rate=max_rate)
+    result = loads.sweep(steps=3, max_rate=max_rate)
 
     assert [name for name in loads.names if "confirmation" not in name] == [f"{rate}/s" for rate in rates]
-    assert (report.results["max_rate"], "higher rates may hold" in report.conclusion) == (highest, bound)
+    assert (result.max_rate, "higher rates may hold" in result.conclusion) == (highest, bound)
 
 
 def test_a_rate_that_only_one_load_held_is_not_the_result() -> None:
     """The second load has other arrivals. The objectives are checked against the worse of both."""
     loads = FakeLoads(p99=lambda rate, confirmation: rate / 10 + 8 * confirmation)
-    report = loads.sweep(steps=3, max_rate=480)
+    result = loads.sweep(steps=3, max_rate=480)
 
     assert loads.names == ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"]
-    assert (report.results["max_rate"], report.results["lowest_rate_not_held"], report.metrics["p99_ms"]) == (360, 480, 44.0)
-    assert re.findall(r"\b\d{3}\b", report.conclusion) == ["360", "480"]
+    assert (result.max_rate, result.lowest_rate_not_held, loads.report.metrics["p99_ms"]) == (360, 480, 44.0)
+    assert re.findall(r"\b\d{3}\b", result.conclusion) == ["360", "480"]
 
 
 @pytest.mark.parametrize("late", ["440/s", "440/s, confirmation"])
 def test_a_late_generator_ends_the_upward_search(late: str) -> None:
     """A load that the generator could not send at its rate does not meet the objectives."""
     loads = FakeLoads(late=lambda name: name == f"open, {late}")
-    report = loads.sweep(steps=3)
+    result = loads.sweep(steps=3)
 
-    assert (report.results["max_rate"], report.results["lowest_rate_not_held"]) == (pytest.approx(330), pytest.approx(440))
+    assert (result.max_rate, result.lowest_rate_not_held) == (pytest.approx(330), pytest.approx(440))
 
 
 def test_a_closed_loop_without_responses_is_an_error() -> None:
@@ -110,15 +110,15 @@ def test_a_closed_loop_without_responses_is_an_error() -> None:
 def test_ctrl_c_in_the_closed_loop_ends_the_sweep(closed: float) -> None:
     """Before the first answer it is not an error, and after it no other load runs."""
     loads = FakeLoads(closed=closed, interrupted=True)
-    report = loads.sweep()
+    result = loads.sweep()
 
     assert loads.names == []
-    assert "no rate" in report.conclusion
+    assert "no rate" in result.conclusion
 
 
 def test_a_comparison_without_a_round_has_no_ratio() -> None:
     """Ctrl-C ended it in the first round."""
-    report = BenchReport("compare", {}, parse_objectives([]), interrupted=True)
+    report = BenchReport("compare", {}, parse_objectives([]), results=CompareResult(), interrupted=True)
 
     assert "no round" in report.conclusion
     assert not any("ratio" in line or "nothing" in line for line in summary_lines(report))
