@@ -26,7 +26,7 @@ from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.step import TaskModel
+from bertserve.service.tasks.step import Step, TaskModel
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ class ServedGraph:
         """
         batches: list[tuple[Sequence[Encoding], Sequence[Outputs]]] = []
 
-        def execute(encodings: Sequence[Encoding]) -> Sequence[Outputs]:
-            whole = [replace(encoding, small_outputs=False) for encoding in encodings]
-            batches.append((whole, self._run_alone(whole)))
+        def execute(step: Step) -> Sequence[Outputs]:
+            rows = self._run_alone(step.encodings)
+            batches.append((step.encodings, rows))
             # the checkpoint has only the whole outputs, but the service decodes the small ones
-            return self._run_alone(encodings) if self.graph.small_outputs else batches[-1][1]
+            return self._run_alone(step.encodings, small_outputs=step.small_outputs) if self.graph.small_outputs else rows
 
         result = self._run(input_, execute)
         return GraphAnswer(*(batches[0] if batches else ((), ())), result)
@@ -96,7 +96,7 @@ class ServedGraph:
         """
         batches = [rows]
 
-        def execute(_: Sequence[Encoding]) -> Sequence[Outputs]:
+        def execute(_: Step) -> Sequence[Outputs]:
             if not batches:
                 raise EngineError(
                     "it needs more than one run (`joint` or `explain`), which is not compared with a checkpoint; remove that parameter."
@@ -105,17 +105,17 @@ class ServedGraph:
 
         return self._run(input_, execute)
 
-    def _run_alone(self, encodings: Sequence[Encoding]) -> Sequence[Outputs]:
-        return [row for encoding in encodings for row in self.engine.run([encoding])]
+    def _run_alone(self, encodings: Sequence[Encoding], *, small_outputs: bool = False) -> Sequence[Outputs]:
+        return [row for encoding in encodings for row in self.engine.run([encoding], small_outputs=small_outputs)]
 
-    def _run(self, input_: Any, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
+    def _run(self, input_: Any, execute: Callable[[Step], Sequence[Outputs]]) -> Any:
         """Returns the result, without the service's limits of cost; `execute` returns one row of outputs per encoding."""
         generator = self.task.task_spec.function(input_, TaskModel(self.tokenizer, self.config))
         try:
             step = next(generator)
             while True:
-                rows = execute(step.encodings) if step.encodings else []
-                step = generator.send(rows if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)])
+                rows = execute(step) if step.encodings else []
+                step = generator.send([step.keep(index, row) for index, row in enumerate(rows)])
         except StopIteration as end:
             return to_plain(end.value)
 

@@ -74,13 +74,13 @@ class OnnxEngine:
         self._left = padding_side == "left"
         self._mask_counts = () if graph.shapes is None else graph.shapes.masks
 
-    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
+    def run(self, encodings: Sequence[Encoding], *, small_outputs: bool = False) -> list[Outputs]:
         """Runs one batch of at least one encoding, padded to its longest text.
 
         Returns:
-            For each encoding, its outputs by name, float32, without padding, or the small ones if no encoding needs more. Their shapes
-            are [values] for `per_text`, [length, ...] for `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for
-            `per_map`, which is omitted without maps.
+            For each encoding, its outputs by name, float32, without padding; with `small_outputs` the small ones, if the graph has some.
+            Their shapes are [values] for `per_text`, [length, ...] for `per_token`, [masks, values] for `per_mask`, and
+            [maps, length, length] for `per_map`, which is omitted without maps.
 
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
@@ -89,11 +89,10 @@ class OnnxEngine:
         rows, longest = len(encodings), max(len(encoding.ids) for encoding in encodings)
         shape = self._graph.padded_shape(rows, longest)
         if shape is None:  # more rows than in any planned batch
-            return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
+            halves = (encodings[: rows // 2], encodings[rows // 2 :])
+            return [row for half in halves for row in self.run(half, small_outputs=small_outputs)]
         rows, longest = shape
-        specs = self._graph.outputs
-        if self._graph.small_outputs and all(encoding.small_outputs for encoding in encodings):
-            specs = self._graph.small_outputs
+        specs = (small_outputs and self._graph.small_outputs) or self._graph.outputs
         try:
             inputs = build_feed(encodings, self._graph.inputs, shape, pad_id=self._pad_id, left=self._left, mask_counts=self._mask_counts)
             outputs = self._session.run([spec.name for spec in specs], inputs)
@@ -151,9 +150,9 @@ class OnnxEngine:
         for _ in range(repeats):
             for i, (rows, length) in enumerate(shapes):
                 zeros = np.zeros(length, dtype=np.int64)
-                batch = [Encoding(zeros, zeros, masks=(length - 1,), small_outputs=True)] * rows
+                batch = [Encoding(zeros, zeros, masks=(length - 1,))] * rows
                 start = time.perf_counter()
-                self.run(batch)
+                self.run(batch, small_outputs=True)
                 fastest[i] = min(fastest[i], time.perf_counter() - start)
         return [(rows, length, seconds) for (rows, length), seconds in zip(shapes, fastest, strict=True)]
 
@@ -201,7 +200,12 @@ def build_feed(
         else:
             padded = values[spec.name] = np.full((rows, longest), pad_id if spec.fill == "token_ids" else 0, dtype=spec.dtype)
             for row, token_slice, encoding in zip(padded, token_slices, batch, strict=True):
-                row[token_slice] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
+                if spec.fill == "token_ids":
+                    row[token_slice] = encoding.ids
+                elif spec.fill == "type_ids":
+                    row[token_slice] = encoding.type_ids
+                else:
+                    row[token_slice] = 1
     return values
 
 

@@ -136,11 +136,8 @@ class Model:
         scheduler = self._scheduler
         arrived = scheduler.clock()
         scheduler.check_arrival(timeout_s)
-        if chars <= SHORT_CHARS:  # for a short text, a round trip to a thread takes longer than tokenizing
-            progress.tokenize()
-        else:
-            await scheduler.prepare(progress.tokenize, chars, timeout_s)
-        payloads = progress.payloads()
+        # for a short text, a round trip to a thread takes longer than tokenizing
+        payloads = progress.tokenize() if chars <= SHORT_CHARS else await scheduler.prepare(progress.tokenize, chars, timeout_s)
         if payloads:
             request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)
             await scheduler.run(request, payloads)
@@ -164,7 +161,8 @@ class Model:
                 payload.progress.started = start
         error = None
         try:
-            outputs = engine.run([payload.encoding for payload in payloads])
+            small_outputs = all(payload.step.small_outputs for payload in payloads)
+            outputs = engine.run([payload.encoding for payload in payloads], small_outputs=small_outputs)
         except BertServeError as caught:
             error = caught
             if len(payloads) == 1:
@@ -183,7 +181,7 @@ class Model:
         self._metrics.batch_rows.observe(len(payloads))
         self._metrics.tokens_real.inc(sum(lengths))
         self._metrics.tokens_padded.inc(rows * length - sum(lengths))
-        return [row if payload.keep is None else payload.keep(row) for payload, row in zip(payloads, outputs, strict=True)]
+        return [payload.step.keep(payload.place, row) for payload, row in zip(payloads, outputs, strict=True)]
 
     def _exceeds_output_limits(self, payloads: Sequence[EncodingPayload]) -> bool:
         """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""

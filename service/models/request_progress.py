@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +55,15 @@ class EncodingPayload:
         encoding: The encoding to run.
         progress: Its request.
         index: Index of its input in the request.
-        keep: Selects the outputs that its task needs; None for all outputs.
+        step: The step of its task.
+        place: Index of the encoding in the step.
     """
 
     encoding: Encoding
     progress: RequestProgress
     index: int
-    keep: Callable[[Outputs], Outputs] | None
+    step: Step
+    place: int
 
 
 @dataclass(slots=True, eq=False)
@@ -91,21 +92,21 @@ class RequestProgress:
     started: float | None = None
     ended: float = 0.0
 
-    def tokenize(self) -> None:
-        """Tokenizes all inputs, and continues them if there is nothing to run yet.
+    def tokenize(self) -> list[tuple[int, EncodingPayload]]:
+        """Tokenizes all inputs, and returns their first encodings, as `proceed` does.
 
         Raises:
             TooLargeError: The request is larger than the queue takes, or its cost exceeds a limit.
             InvalidValueError: An input cannot be encoded; `input_index` is its index.
         """
         start = time.perf_counter()
-        prediction = self.prediction
+        prediction, payloads = self.prediction, []
         try:
             for index, generator in enumerate(self.generators):
                 step = next(generator)
                 self.steps.append(step)
                 prediction.results.append(None)
-                prediction.tokens += step.tokens
+                payloads += self._payloads(index, step)
                 prediction.warnings += [(index, warning) for warning in step.warnings]
                 if step.truncated:
                     prediction.truncated.append(index)
@@ -129,31 +130,24 @@ class RequestProgress:
         prediction.tokenize_s = end - start
         if self.trace is not None:
             self.trace.add_stage("tokenize", start, end)
-        if not prediction.tokens:
-            self.proceed([])
-
-    def payloads(self) -> list[tuple[int, EncodingPayload]]:
-        """Returns the encodings of the open inputs, each with its tokens."""
-        return [
-            (encoding.weighted_tokens, EncodingPayload(encoding, self, index, step.keep and partial(step.keep, place)))
-            for index, step in enumerate(self.steps)
-            if step is not None
-            for place, encoding in enumerate(step.encodings)
-        ]
+        return payloads or self.proceed([])
 
     def proceed(self, rows: Sequence[Outputs]) -> list[tuple[int, EncodingPayload]]:
-        """Continues the open inputs with a row for each of their encodings; returns the next encodings, or none if it is done.
+        """Continues the open inputs with a row for each of their encodings.
+
+        Returns:
+            The next encodings, each with its tokens; none if the request is done.
 
         Raises:
             InvalidValueError: An input cannot be decoded; `input_index` is its index.
             TooLargeError: Its cost exceeds a limit.
         """
         start = self.ended = time.perf_counter()
-        remaining = iter(rows)
+        remaining, payloads = iter(rows), []
         try:
             for index, step in enumerate(self.steps):
                 if step is not None:
-                    self._continue(index, list(islice(remaining, len(step.encodings))))
+                    payloads += self._continue(index, list(islice(remaining, len(step.encodings))))
         except BertServeError as error:
             error.input_index = index
             raise
@@ -161,7 +155,7 @@ class RequestProgress:
         self.prediction.decode_s += end - start
         if self.trace is not None:
             self.trace.add_stage("decode", start, end)
-        return self.payloads() if any(self.steps) else []
+        return payloads
 
     def complete(self, arrived: float) -> Prediction:
         """Returns the prediction of a request that is done, with its times; `arrived` is the time of its arrival."""
@@ -173,16 +167,27 @@ class RequestProgress:
         prediction.response_bytes = self.cost.response_bytes
         return prediction
 
-    def _continue(self, index: int, rows: Sequence[Outputs]) -> None:
-        """Continues an input until it has another step to run, or a result."""
+    def _payloads(self, index: int, step: Step) -> list[tuple[int, EncodingPayload]]:
+        """Counts the encodings of an input's step, and returns them, each with its tokens."""
+        payloads = []
+        for place, encoding in enumerate(step.encodings):
+            tokens = encoding.weighted_tokens
+            self.prediction.tokens += tokens
+            payloads.append((tokens, EncodingPayload(encoding, self, index, step, place)))
+        return payloads
+
+    def _continue(self, index: int, rows: Sequence[Outputs]) -> list[tuple[int, EncodingPayload]]:
+        """Continues an input until it has another step to run, which it returns, or a result."""
         try:
             while True:
                 step = self.generators[index].send(rows)
                 self.cost += step.cost
                 self.cost.check()
-                self.prediction.tokens += step.tokens
-                self.steps[index], rows = step, []
+                self.steps[index] = step
                 if step.encodings:
-                    return
+                    return self._payloads(index, step)
+                rows = []
         except StopIteration as ended:
-            self.prediction.results[index], self.steps[index] = ended.value, None
+            self.prediction.results[index] = ended.value
+            self.steps[index] = None
+            return []

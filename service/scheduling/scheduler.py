@@ -131,7 +131,7 @@ class Scheduler:
                 raise self._unavailable_error()
             self.queue.check_arrival(timeout_s, self._remaining_s())
 
-    async def prepare(self, tokenize: Callable[[], object], chars: int, timeout_s: float) -> None:
+    async def prepare(self, tokenize: Callable[[], SizedPayloads], chars: int, timeout_s: float) -> SizedPayloads:
         """Calls a function on a prepare thread, in order of arrival. A call that has begun continues if the coroutine is cancelled.
 
         Raises:
@@ -148,15 +148,15 @@ class Scheduler:
                 retry_after_s=1.0,
             )
 
-        def call() -> None:
+        def call() -> SizedPayloads:
             if self._stopped:  # cancelled calls would look like clients that have left
                 raise self._unavailable_error()
-            tokenize()
+            return tokenize()
 
         self._prepare_chars += chars
         try:
             async with asyncio.timeout(timeout_s):
-                await self._loop.run_in_executor(self._prepare_pool, call)
+                return await self._loop.run_in_executor(self._prepare_pool, call)
         except TimeoutError as error:
             raise ExpiredError(EXPIRED) from error
         finally:

@@ -161,8 +161,7 @@ class Predictor:
         for row in chunk:
             progress = RequestProgress([self.reader.spec.function(row.input, self._task_model)], max_tokens=sys.maxsize)
             with rejecting(row):
-                progress.tokenize()
-                open_rows.append((row, progress, [payload for _, payload in progress.payloads()]))
+                open_rows.append((row, progress, [payload for _, payload in progress.tokenize()]))
                 row.warnings = [warning for _, warning in progress.prediction.warnings]
                 if progress.prediction.truncated:
                     row.warnings.append(f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens")
@@ -198,7 +197,8 @@ class Predictor:
     def _run(self, payloads: Sequence[EncodingPayload]) -> list[Any]:
         """Returns what the task keeps of each encoding's outputs, which can be far larger, or an error; after an error each runs alone."""
         try:
-            outputs = self._engine.run([payload.encoding for payload in payloads])
+            small_outputs = all(payload.step.small_outputs for payload in payloads)
+            outputs = self._engine.run([payload.encoding for payload in payloads], small_outputs=small_outputs)
         except EngineError as error:
             return [error] if len(payloads) == 1 else [self._run([payload])[0] for payload in payloads]
-        return [output if payload.keep is None else payload.keep(output) for payload, output in zip(payloads, outputs, strict=True)]
+        return [payload.step.keep(payload.place, row) for payload, row in zip(payloads, outputs, strict=True)]

@@ -189,6 +189,7 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
         [encoding],
         Cost(_response_bytes(input_, len(encoding))),
         lambda _, row: vector_of(input_, row, model.config),
+        small_outputs=input_.own_pooling,
         truncated=truncated,
         warnings=() if input_.text.strip() else EMPTY_WARNINGS,
     )
@@ -211,9 +212,7 @@ def encode(input_: EmbedInput, text: str, tokenizer: Tokenizer) -> tuple[Encodin
     if len(tokens) > room and input_.parameters.truncate is False:
         raise too_long_error(len(tokens), room, "or set `truncate` to true")
     token_range = kept_tokens(len(tokens), room, input_.parameters.truncation_direction or tokenizer.spec.truncation_side)
-    encoding = tokenizer.assemble(tokens.ids[token_range.start : token_range.stop])
-    encoding.small_outputs = input_.own_pooling
-    return encoding, len(tokens) > room
+    return tokenizer.assemble(tokens.ids[token_range.start : token_range.stop]), len(tokens) > room
 
 
 def vector_of(input_: EmbedInput, row: Outputs, config: ModelConfig) -> Outputs:

@@ -110,10 +110,8 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
 
     candidates = len(masks) * min(input_.parameters.top_k, tokenizer.vocabulary_size if allowed_ids is None else len(allowed_ids))
     cost = candidates_cost(input_.text, len(ids), candidates)
-    encodings = _windows(ids, masks, tokenizer)
-    for encoding in encodings:
-        encoding.small_outputs = allowed_ids is None and input_.parameters.top_k <= TOP_TOKENS
-    rows = yield Step(encodings, cost, keep, warnings=warnings)
+    small_outputs = allowed_ids is None and input_.parameters.top_k <= TOP_TOKENS
+    rows = yield Step(_windows(ids, masks, tokenizer), cost, keep, small_outputs, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     if len(masks) == 1:
         return _candidates(tokenizer, ids, masks[0], *best[0], skip_special=True)

@@ -36,6 +36,16 @@ def window_spans(tokens: Tokens, windows: Sequence[range], field: str = "") -> t
     return tuple((field, *tokens.range_offsets(window)) if window else (field, 0, 0) for window in windows)
 
 
+def all_outputs(_: int, row: Outputs) -> Outputs:
+    """Returns all outputs as they are."""
+    return row
+
+
+def copy_outputs(_: int, row: Outputs) -> Outputs:
+    """Returns all outputs, without the padding of their batch."""
+    return {name: values.copy() for name, values in row.items()}
+
+
 @dataclass(slots=True)
 class Step:
     """Encodings of one input that run before its task continues.
@@ -44,7 +54,8 @@ class Step:
         encodings: The encodings to run. A step without encodings only adds its cost, which is checked before the task continues.
         cost: Cost of the input in addition to these encodings and earlier steps, including the tokens of later steps.
         keep: Index of an encoding and its outputs -> the arrays that the task needs, as copies: the outputs are views of arrays that other
-            requests share, and they would stay in memory until the last encoding has run. None if the outputs are only a few numbers.
+            requests share, and they would stay in memory until the last encoding has run. The default, for a few numbers, copies nothing.
+        small_outputs: Whether the task needs only the graph's small outputs, if it has some.
         truncated: Whether text was cut. Only the first step sets this and the following attributes.
         warnings: Other warnings for the caller, each `topic; message`.
         read_spans: The parts of a text that is cut or read in several windows; empty if the model reads the whole text.
@@ -52,15 +63,11 @@ class Step:
 
     encodings: Sequence[Encoding]
     cost: Cost = ZERO_COST
-    keep: Callable[[int, Outputs], Outputs] | None = None
+    keep: Callable[[int, Outputs], Outputs] = all_outputs
+    small_outputs: bool = False
     truncated: bool = False
     warnings: tuple[str, ...] = ()
     read_spans: tuple[ReadSpan, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the encodings, as the queue counts them."""
-        return sum(encoding.weighted_tokens for encoding in self.encodings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +154,3 @@ def encode_pairs(
         kept_a, kept_b = kept_of_pair(len(a), len(b), room, side or tokenizer.spec.truncation_side)
         encodings.append(tokenizer.assemble(a.ids[kept_a.start : kept_a.stop], b.ids[kept_b.start : kept_b.stop]))
     return encodings, truncated
-
-
-def copy_outputs(_: int, row: Outputs) -> Outputs:
-    """Returns all outputs, without the padding of their batch."""
-    return {name: values.copy() for name, values in row.items()}

@@ -78,7 +78,6 @@ class Encoding:
         starts: Position of the first token of each text.
         masks: Positions of the masks to fill.
         maps: Layer and head, counted from 0, of each requested attention map, ascending.
-        small_outputs: Whether its task needs only the graph's small outputs, if it has some.
     """
 
     ids: NDArray[np.int64]
@@ -86,7 +85,6 @@ class Encoding:
     starts: tuple[int, ...] = (1,)
     masks: tuple[int, ...] = ()
     maps: tuple[tuple[int, int], ...] = ()
-    small_outputs: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -40,8 +40,8 @@ class Faulty:
         self.engine = engine
         self.fault = fault
 
-    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
-        return [{"logits": self.fault(row["logits"])} for row in self.engine.run(encodings)]
+    def run(self, encodings: Sequence[Encoding], *, small_outputs: bool = False) -> list[Outputs]:
+        return [{"logits": self.fault(row["logits"])} for row in self.engine.run(encodings, small_outputs=small_outputs)]
 
 
 @dataclass(frozen=True)

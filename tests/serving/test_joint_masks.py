@@ -39,7 +39,7 @@ class Runs:
         reserved_tokens = task_run.step.cost.reserved_tokens
         result = task_run.advance([])
         while isinstance(result, Step):
-            self.tokens += result.tokens
+            self.tokens += sum(encoding.weighted_tokens for encoding in result.encodings)
             self.stages.append(len(result.encodings))
             result = send(task_run.run, result, [self.of(encoding) for encoding in result.encodings])
         assert self.tokens <= reserved_tokens

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bertserve.service.bundle import files
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
+from bertserve.service.models.request_progress import EncodingPayload, RequestProgress
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
@@ -43,6 +44,15 @@ async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
         engine.gate.set()
         assert [answer.status_code for answer in await asyncio.gather(*rest)] == [200] * 4
     assert engine.batches == batches
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_a_run_returns_small_outputs_if_no_text_needs_more(models: Path, second: bool) -> None:
+    engine = FakeEngine()
+    model = fake_service(models, engine).registry.models["tiny"]
+    steps = [Step([Encoding(np.zeros(3, np.int64), np.zeros(3, np.int64))], small_outputs=small) for small in (True, second)]
+    model.run([EncodingPayload(step.encodings[0], RequestProgress([], 0), 0, step, 0) for step in steps])
+    assert (engine.batches, engine.small_outputs) == ([2], second)
 
 
 @pytest.mark.parametrize("steps", [[], [Step([])], ["again"]], ids=["first rows", "step", "second rows"])

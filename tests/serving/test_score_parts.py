@@ -254,8 +254,8 @@ def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkey
     class Output(np.ndarray):
         """An array with weak references."""
 
-    def count_call(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
-        rows = [{name: values.view(Output) for name, values in row.items()} for row in execute(self, encodings)]
+    def count_call(self: OnnxEngine, encodings: Sequence[Any], **options: Any) -> Any:
+        rows = [{name: values.view(Output) for name, values in row.items()} for row in execute(self, encodings, **options)]
         references.extend(weakref.ref(values) for row in rows for values in row.values())
         alive.append(sum(reference() is not None for reference in references))
         return rows
@@ -270,10 +270,10 @@ def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkey
 def test_only_the_row_that_the_graph_cannot_score_is_rejected(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     execute = OnnxEngine.run
 
-    def fail(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
+    def fail(self: OnnxEngine, encodings: Sequence[Any], **options: Any) -> Any:
         if any(len(encoding) == 7 for encoding in encodings):
             raise EngineError("the graph failed.")
-        return execute(self, encodings)
+        return execute(self, encodings, **options)
 
     monkeypatch.setattr(OnnxEngine, "run", fail)
     texts = ["good", "a good bad film very", "bad film", "good book the"]

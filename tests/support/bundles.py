@@ -98,7 +98,8 @@ class Service:
         task = task or self.manifest.task
         call = read_as(TASKS[task].body, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
         predictions = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in call.task_inputs(self.manifest)]
-        rows = iter(self.engine.run([encoding for item in predictions for encoding in item.step.encodings]))
+        encodings = [encoding for item in predictions for encoding in item.step.encodings]
+        rows = iter(self.engine.run(encodings, small_outputs=all(item.step.small_outputs for item in predictions)))
         return to_plain(call.to_response([item.finish([next(rows) for _ in item.step.encodings]) for item in predictions]))
 
 

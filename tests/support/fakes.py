@@ -58,11 +58,13 @@ class FakeEngine:
         self.gate.set()
         self.entered = threading.Semaphore(0)
         self.batches: list[int] = []
+        self.small_outputs = False  # of the last run
 
-    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
+    def run(self, encodings: Sequence[Encoding], *, small_outputs: bool = False) -> list[Outputs]:
         self.entered.release()
         assert self.gate.wait(20), "the test never opened the gate"
         self.batches.append(len(encodings))
+        self.small_outputs = small_outputs
         if any(self.guilty_token in encoding.ids.tolist() for encoding in encodings):
             raise EngineError("the graph failed with GuiltyToken.")
         return [self.row(encoding) for encoding in encodings]

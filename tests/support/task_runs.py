@@ -63,7 +63,7 @@ class TaskRun:
 def send(run: TaskGenerator, step: Step, rows: Sequence[Outputs]) -> Any:
     """Sends the outputs of a step to a task. Returns the task's next step or its result, and skips steps without encodings."""
     try:
-        next_step = run.send(rows if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)])
+        next_step = run.send([step.keep(index, row) for index, row in enumerate(rows)])
         while not next_step.encodings:
             next_step = run.send([])
         return next_step
