@@ -93,7 +93,7 @@ class Authenticator:
 
         Raises:
             HttpError: The header `Authorization` is missing, occurs twice, has another scheme or an unknown key (401); or the route needs
-                an admin key, and the request has another key, which the error has as its value `key`, or there are no admin keys (403).
+                an admin key, and the request has another key, the error's `key`, or there are no admin keys (403).
         """
         admin = access is Access.ADMIN
         if not admin and (not self.requires_key or self._public.get(access, False)):
@@ -109,7 +109,9 @@ class Authenticator:
             # compares all digests, for constant time
             if names := [name for name, known_digest in digests.items() if hmac.compare_digest(known_digest, digest)]:
                 if admin and flag != _ADMIN_FLAG:
-                    raise HttpError(HTTPStatus.FORBIDDEN, "the key `{key}` cannot change models; send an admin key.", key=names[-1])
+                    error = HttpError(HTTPStatus.FORBIDDEN, "the key `{key}` cannot change models; send an admin key.", key=names[-1])
+                    error.key = names[-1]
+                    raise error
                 return names[-1]
         raise HttpError(HTTPStatus.UNAUTHORIZED, "unknown API key; check it, or ask the operator for one.")
 

@@ -50,7 +50,6 @@ def build(
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.
     """
-    tracer = _tracer(settings.otlp_endpoint)
     metrics = metrics or Metrics()
     paths = files.find_bundles(settings.models)
     model_settings = loading.with_provider(settings, paths)
@@ -77,13 +76,8 @@ def build(
     # a GPU can also have only fp32 graphs
     queue.max_batch_tokens = max(settings.batch_tokens(model.graph.precision) for model in registry.models.values())
     if not on_cpu:
-        logger.info(
-            "GPU %d: %s and %s of this worker, batches of up to %d tokens",
-            settings.device_id,
-            plural(threads, "inference thread"),
-            plural(prepare_threads, "prepare thread"),
-            queue.max_batch_tokens,
-        )
+        own_threads = f"{plural(threads, 'inference thread')} and {plural(prepare_threads, 'prepare thread')}"
+        logger.info("GPU %d: %s of this worker, batches of up to %d tokens", settings.device_id, own_threads, queue.max_batch_tokens)
     return AppState(
         registry=registry,
         reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),
@@ -96,7 +90,7 @@ def build(
         auth=auth or Authenticator(),
         worker_index=index,
         total_threads=total_threads,
-        tracer=tracer,
+        tracer=_tracer(settings.otlp_endpoint),
     )
 
 

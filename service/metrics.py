@@ -155,6 +155,12 @@ class Metrics:
             buckets=LOAD_SECONDS_BUCKETS,
         )
 
+    def record_request(self, task: str, model: str, status: int, seconds: float) -> None:
+        """Counts a request to a model, or to an unknown one; only that of a model has a duration."""
+        self.requests_of(task, model, status).inc()
+        if model != UNKNOWN:
+            self.model(task, model).request_seconds.observe(seconds)
+
     def forget_reference(self, model: str) -> None:
         """Sets the reference of a model to NaN: it is unloaded or replaced. Workers cannot remove a series, and 0 would look like drift."""
         for gauge in (self.reference_scores, self.reference_predictions):

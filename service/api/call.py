@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertserve.service.api.receiving import LARGE_BYTES, take_turn
+from bertserve.service.api.receiving import LARGE_BYTES
+from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import BertServeError, RefusedError
@@ -16,8 +17,9 @@ from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.step import ReadSpan
 
+Headers = Sequence[tuple[bytes, bytes]]
+JSON_HEADERS: Headers = ((b"content-type", b"application/json"),)
 MAX_WINDOWS_SHOWN = 64  # windows in the header `x-windows`
-JSON_LENGTH_HEADER = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 MIN_RETRY_S = 0.1  # seconds until a refused call asks again, at least
 
 
@@ -29,21 +31,21 @@ class Call:
         task: The task, one of the model's.
         model: The model that answers.
         body: The inputs.
-        to_response: Converts the prediction to the JSON value of the response, and the bytes that follow the JSON.
+        encode: Returns the response's body, and the headers that describe it; None for the service's own format.
         timeout_s: Seconds until it must have started, if the body has a deadline; otherwise 0.
     """
 
     task: str
     model: Model
     body: TaskBody
-    to_response: Callable[[Prediction], tuple[Any, bytes]]
+    encode: Callable[[Prediction], tuple[bytes, Headers]] | None = None
     timeout_s: float = 0.0
 
-    async def answer(self, turns: asyncio.Lock, timeout_s: float, **options: Any) -> tuple[Prediction, bytes, bytes]:
+    async def answer(self, request: RequestContext, timeout_s: float, **options: Any) -> tuple[Prediction, bytes, Headers]:
         """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input.
 
         Returns:
-            The prediction, the JSON of the response, and the bytes that follow the JSON.
+            The prediction, the body of the response, and the headers that describe the body.
         """
         try:
             inputs = self.body.task_inputs(self.model.bundle.manifest)
@@ -52,26 +54,25 @@ class Call:
             error.prefix_input(is_list=self.body.is_list, input_name=self.body.input_name)
             raise
         if prediction.response_bytes > LARGE_BYTES:
-            await take_turn(turns)
-        value, tail = self.to_response(prediction)
-        return prediction, to_json(value), tail
+            await request.turns.take()
+        if self.encode is None:
+            return prediction, to_json(self.body.to_response(prediction.results)), JSON_HEADERS
+        return prediction, *self.encode(prediction)
 
-    async def answer_when_admitted(self, turns: asyncio.Lock, timeout_s: float) -> bytes:
-        """Returns the JSON of the response. If the model refuses, it asks again for `timeout_s` seconds; only the last refusal counts."""
+    async def answer_when_admitted(self, request: RequestContext, timeout_s: float) -> bytes:
+        """Returns the body of the response. If the model refuses, it asks again for `timeout_s` seconds; only the last refusal counts."""
         end = time.monotonic() + timeout_s
         while (left_s := end - time.monotonic()) > 0:
             try:
-                return (await self.answer(turns, timeout_s, counts_refusals=False))[1]
+                return (await self.answer(request, timeout_s, counts_refusals=False))[1]
             except RefusedError as error:  # each attempt can tokenize the inputs again
                 await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, left_s)))
-        return (await self.answer(turns, timeout_s))[1]
+        return (await self.answer(request, timeout_s))[1]
 
-    def headers(self, prediction: Prediction, size: int, tail_size: int) -> list[tuple[bytes, bytes]]:
-        """Returns the headers of a response of `size` bytes of JSON, followed by `tail_size` binary bytes."""
+    def headers(self, prediction: Prediction) -> list[tuple[bytes, bytes]]:
+        """Returns the headers of a response that do not describe its body."""
         warnings = list(_warnings(prediction, self.body)) if prediction.warnings else []
         headers = [
-            (b"content-length", b"%d" % (size + tail_size)),
-            (b"content-type", b"application/octet-stream" if tail_size else b"application/json"),
             (b"x-model", self.model.name.encode()),
             (
                 b"server-timing",
@@ -79,8 +80,6 @@ class Call:
                 % (prediction.tokenize_s * 1000, prediction.queue_s * 1000, prediction.inference_s * 1000, prediction.decode_s * 1000),
             ),
         ]
-        if tail_size:
-            headers.append((JSON_LENGTH_HEADER, b"%d" % size))
         if prediction.truncated:
             headers.append((b"x-truncated", b"%d" % len(prediction.truncated)))
             count = f"{len(prediction.truncated)} of {len(prediction.results)} {self.body.input_name} " if self.body.is_list else ""

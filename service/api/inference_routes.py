@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from bertserve.service.api.call import Call
 from bertserve.service.api.error_responses import error_text
-from bertserve.service.api.formats import cohere, open_inference, openai
-from bertserve.service.api.formats.hugging_face import PredictBody, read_at_base, read_for_model, read_for_task, read_predict
+from bertserve.service.api.formats import cohere, kserve, open_inference, openai
+from bertserve.service.api.formats.hugging_face import read_at_base, read_for_model, read_for_task
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
 from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import InferenceRoute
@@ -34,10 +34,10 @@ def inference_routes() -> list[InferenceRoute]:
         ),
         InferenceRoute(
             "/v1/models/{name}:predict",
-            read_predict,
+            kserve.read_predict,
             "Answer instances with predictions",
-            (PredictBody,),
-            {"predictions": [[{"label": "positive", "score": 0.998}]]},
+            (kserve.PredictBody,),
+            kserve.RESPONSE_EXAMPLE,
         ),
         InferenceRoute(
             "/v1/embeddings",

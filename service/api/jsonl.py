@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Receive, Send
 
 from bertserve.service.api import error_responses
-from bertserve.service.api.receiving import LARGE_BYTES, take_turn, too_large_error
+from bertserve.service.api.receiving import LARGE_BYTES, too_large_error
 from bertserve.service.api.request import RequestContext
 from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError
 from bertserve.service.metrics import UNKNOWN
@@ -36,12 +36,14 @@ class LineStream:
     in the answers, because a stream can have millions of lines.
     """
 
-    def __init__(
-        self, route: InferenceRoute, request: RequestContext, timeout_s: float, error_log: error_responses.ErrorLog, turns: asyncio.Lock
-    ) -> None:
-        self._route, self._request, self._timeout_s, self._error_log, self._turns = route, request, timeout_s, error_log, turns
+    def __init__(self, route: InferenceRoute, request: RequestContext, timeout_s: float, error_log: error_responses.ErrorLog) -> None:
+        self._route = route
+        self._request = request
+        self._timeout_s = timeout_s
+        self._error_log = error_log
         self._settings = request.state.settings
-        self._unread, self._is_complete = bytearray(), False  # what was received of the lines that are not in progress
+        self._unread = bytearray()  # what was received of the lines that are not in progress
+        self._is_complete = False  # whether the end of the body was received
         self._lines: deque[tuple[asyncio.Task[bytes], int]] = deque()  # in progress, with their bytes
         self._number = self._bytes = 0  # number of the last of them; bytes of all of them
         self._progress = asyncio.Event()  # wakes the reader and the writer
@@ -113,26 +115,24 @@ class LineStream:
 
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
-        start, request, metrics = time.perf_counter(), self._request, self._request.state.metrics
+        start, request = time.perf_counter(), self._request
         task, model, status = self._route.task or UNKNOWN, UNKNOWN, CLIENT_GONE
         try:
             request.state.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can have no end
             if len(line) > self._settings.max_body_bytes:
                 raise too_large_error("line", len(line), self._settings.max_body_bytes)
             if len(line) > LARGE_BYTES:
-                await take_turn(self._turns)
+                await request.turns.take()
             call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             task, model = call.task, call.model.name
-            body, status = await call.answer_when_admitted(self._turns, self._timeout_s), HTTPStatus.OK
+            body, status = await call.answer_when_admitted(request, self._timeout_s), HTTPStatus.OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.add_prefix(f"line {number}: ")
-            refusal = error_responses.response(error, request.id)
+            refusal = error_responses.response(error, request.id, self._route.error_format)
             body, status = bytes(refusal.body), refusal.status_code
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._error_log.write(error, request.log_fields())
         finally:
-            metrics.requests_of(task, model, status).inc()
-            if model != UNKNOWN:
-                metrics.model(task, model).request_seconds.observe(time.perf_counter() - start)
+            request.state.metrics.record_request(task, model, status, time.perf_counter() - start)
         return body

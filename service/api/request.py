@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import QueryParams
 from starlette.types import Message, Scope, Send
 
-from bertserve.service.errors import CallerValue, MalformedRequestError
+from bertserve.service.errors import CallerValue, HttpError, InvalidValueError, MalformedRequestError
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
+    from bertserve.service.api.receiving import LargeBodyTurns
     from bertserve.service.app_state import AppState
     from bertserve.service.models.model import Model
     from bertserve.service.models.request_progress import Prediction
@@ -20,10 +23,8 @@ if TYPE_CHECKING:
 
 REQUEST_KEY = "bertserve.request"  # scope key: the RequestContext, until the response is sent
 TIMEOUT_HEADER = "x-request-timeout-ms"
-# control characters, invalid UTF-8, and the segments `.` and `..`: a proxy can interpret such a path in another way
-_AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
+_TIMEOUT = TIMEOUT_HEADER.encode()
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
-_ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +37,7 @@ class RequestContext:
         headers: The headers by name in lower case; the last one of several with the same name.
         id: The request id, from the header `x-request-id` or random.
         state: The models, metrics, settings, keys and limits.
+        turns: Lets large bodies and responses take turns.
         start: Start time in seconds of `time.perf_counter`.
         response_headers: Headers that every response to this request has.
         key: The name of its key; None before the check, and if the route needs no key.
@@ -51,6 +53,7 @@ class RequestContext:
     headers: dict[bytes, bytes]
     id: str
     state: AppState
+    turns: LargeBodyTurns
     start: float = field(default_factory=time.perf_counter)
     response_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     key: str | None = None
@@ -83,19 +86,52 @@ class RequestContext:
         """
         return self.state.registry.get(self.scope["path_params"]["name"])
 
-    def check_path(self) -> None:
-        """Refuses a path that a proxy can have interpreted in another way.
+    def read_headers(self) -> float:
+        """Checks the headers and the query of a request that runs models, and returns its deadline in seconds.
 
         Raises:
-            MalformedRequestError: The path has a control character, an encoded slash or backslash, a dot segment, or invalid UTF-8.
+            MalformedRequestError: A header that may occur only once occurs twice.
+            InvalidValueError: The URL has a query, or the header with the deadline is not an allowed number of milliseconds.
+            HttpError: The body is compressed.
         """
-        path, raw = self.scope["path"], self.scope.get("raw_path") or b""
-        if _AMBIGUOUS.search(path) is not None or (b"%" in raw and _ENCODED_SLASH.search(raw) is not None):
-            raise MalformedRequestError(
-                "the path `{path}` has a control character, an encoded slash, a dot segment or bytes that are not UTF-8; send "
-                "the plain path, see /docs.",
-                path=CallerValue(path),
+        if len(self.headers) < len(self.scope["headers"]):  # most requests have no header twice
+            self.check_single(b"content-type", b"content-encoding", _TIMEOUT)
+        if self.scope["query_string"]:
+            raise InvalidValueError(
+                "the URL has the query parameter `{name}`, but this path takes none; put it into the body.",
+                name=CallerValue(next(iter(QueryParams(self.scope["query_string"])), "")),
             )
+        for header, plain in ((b"content-encoding", b"identity"), (b"transfer-encoding", b"chunked")):
+            if (encoding := self.headers.get(header)) is not None and encoding.lower() != plain:
+                raise HttpError(
+                    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                    "the body's encoding is `{encoding}`; send it uncompressed.",
+                    encoding=CallerValue(encoding.decode("latin-1")),
+                )
+        settings, milliseconds = self.state.settings, self.headers.get(_TIMEOUT)
+        if milliseconds is None:
+            return settings.timeout_ms / 1000
+        if not (re.fullmatch(b"[0-9]{1,9}", milliseconds) and 1 <= int(milliseconds) <= settings.max_timeout_ms):
+            raise InvalidValueError(
+                "the header `{timeout_header}` is `{value}`; it must be a whole number from 1 to {max_timeout_ms}.",
+                timeout_header=TIMEOUT_HEADER,
+                value=CallerValue(milliseconds.decode("latin-1")),
+                max_timeout_ms=settings.max_timeout_ms,
+            )
+        return int(milliseconds) / 1000
+
+    def check_single(self, *names: bytes) -> None:
+        """Refuses headers that occur twice, because a proxy can have used the other one.
+
+        Raises:
+            MalformedRequestError: A header with one of these names occurs more than once.
+        """
+        sent = [name for name, _ in self.scope["headers"]]
+        for name in names:
+            if sent.count(name) > 1:
+                raise MalformedRequestError(
+                    "the request has the header `{name}` {count} times; send it once.", name=name.decode(), count=sent.count(name)
+                )
 
     def log_fields(self) -> dict[str, Any]:
         """Returns the fields of every log line about the request. Its path is the path of a route, never the caller's text."""

@@ -21,7 +21,7 @@ from bertserve.service.api.error_responses import ErrorFormat, error_text
 from bertserve.service.api.jsonl import LINES_TYPE
 from bertserve.service.api.request import TIMEOUT_HEADER
 from bertserve.service.auth import Access
-from bertserve.service.errors import CallerValue, HttpError, NotFoundError
+from bertserve.service.errors import CallerValue, HttpError, MalformedRequestError, NotFoundError
 from bertserve.service.tasks.catalog import TASKS
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI: the formats of the service and of others
 _NAME = re.compile(r"\{(\w+)\}")  # a parameter in a path
+# control characters, invalid UTF-8, and the segments `.` and `..`: a proxy can interpret such a path in another way
+_AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
+_ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
 _TIMEOUT_PARAMETER = {
     "name": TIMEOUT_HEADER,
     "in": "header",
@@ -129,10 +132,19 @@ class RouteTable:
         """Returns the route of a request, and sets `route` and `path_params` in its scope.
 
         Raises:
+            MalformedRequestError: A proxy can have interpreted the path in another way: it has a control character, an encoded slash or
+                backslash, a dot segment, or invalid UTF-8.
             NotFoundError: There is no such path.
             HttpError: The path has other methods (405).
         """
-        if (fixed := self._fixed.get((scope["method"], scope["path"]))) is not None:
+        path, raw = scope["path"], scope.get("raw_path") or b""
+        if _AMBIGUOUS.search(path) is not None or (b"%" in raw and _ENCODED_SLASH.search(raw) is not None):
+            raise MalformedRequestError(
+                "the path `{path}` has a control character, an encoded slash, a dot segment or bytes that are not UTF-8; send "
+                "the plain path, see /docs.",
+                path=CallerValue(path),
+            )
+        if (fixed := self._fixed.get((scope["method"], path))) is not None:
             scope["route"], scope["path_params"] = fixed, {}
             return fixed
         methods: set[str] = set()
@@ -144,15 +156,18 @@ class RouteTable:
             if match is Match.PARTIAL:
                 scope.update(parameters)  # the log names the path
                 methods |= route.methods
-        path = CallerValue(scope["path"])
         if methods:
             allow = ", ".join(sorted(methods))
             raise HttpError(
-                HTTPStatus.METHOD_NOT_ALLOWED, "`{path}` takes only {allow}; see /docs.", headers={"Allow": allow}, path=path, allow=allow
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                "`{path}` takes only {allow}; see /docs.",
+                headers={"Allow": allow},
+                path=CallerValue(path),
+                allow=allow,
             )
         raise NotFoundError(
             "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",
-            path=path,
+            path=CallerValue(path),
             tasks=", ".join(f"/{spec.path}" for spec in TASKS.values()),
         )
 

@@ -133,7 +133,7 @@ class TaskBody(BaseModel):
         (body,) = cast("list[dict[str, Any]]", extra["examples"])
         return body
 
-    @property
+    @functools.cached_property
     def items(self) -> Sequence[Any]:
         """The inputs as a list."""
         return self.inputs if isinstance(self.inputs, list) else [self.inputs]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
-from bertserve.service.api.call import Call
+from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.formats.openai import usage
 from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
@@ -75,7 +75,7 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
             "`documents` has a number of more than 64 bits, which cannot be returned; send it as a text, or remove `return_documents`."
         ) from error
 
-    def to_response(prediction: Prediction) -> tuple[dict[str, Any], bytes]:
+    def encode(prediction: Prediction) -> tuple[bytes, Headers]:
         (ranked,) = prediction.results
         results = [
             {"index": item["index"], "relevance_score": item["score"]} | ({"document": documents[item["index"]]} if documents else {})
@@ -83,6 +83,7 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
         ]
         # each vendor's client expects the tokens in another field
         meta = {"tokens": {"input_tokens": prediction.tokens}}
-        return {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}, b""
+        answer = {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}
+        return to_json(answer), JSON_HEADERS
 
-    return Call(rerank.TASK, model, body, to_response)
+    return Call(rerank.TASK, model, body, encode)

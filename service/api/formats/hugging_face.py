@@ -1,7 +1,5 @@
 """The wire format of the Hugging Face Inference API, which this service uses: `inputs` and `parameters`; a list gets a list of answers.
 
-KServe's V1 protocol, which Vertex AI uses too, is the same with other keys: `instances`, answered by `predictions`.
-
 In Node, @huggingface/inference, the client for JavaScript, wraps a single input in a list, but reads the answer to a single input: it
 drops answers to more, or reports a wrong type. In a browser, its User-Agent is the browser's, so there it must be given single inputs.
 """
@@ -10,18 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict, Field
-
-from bertserve.service.api.call import Call
+from bertserve.service.api.call import JSON_HEADERS, Call
 from bertserve.service.api.request import RequestContext
-from bertserve.service.body.reading import parse_json, read_as, read_protocol, validate_as
-from bertserve.service.body.task_body import ClosedModel, TaskBody
+from bertserve.service.body.json_text import to_json
+from bertserve.service.body.reading import parse_json, read_as, validate_as
+from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
 from bertserve.service.tasks.catalog import TASKS
 
-_PREDICT_EXAMPLE: dict[str, Any] = {"instances": ["A warm, funny film.", "Dull."]}
 _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 
@@ -60,10 +56,10 @@ def read_at_base(raw: bytes, request: RequestContext) -> Call:
 
 def _call(task: str, model: Model, body: TaskBody, request: RequestContext) -> Call:
     if task not in _JS_READS_ONE or not request.headers.get(b"user-agent", b"").startswith(_JS_USER_AGENT):
-        return Call(task, model, body, lambda prediction: (body.to_response(prediction.results), b""))
+        return Call(task, model, body)
     if body.is_list and len(body.items) != 1:
         raise InvalidValueError("@huggingface/inference reads only the answer to one input; send one at a time, or use fetch.")
-    return Call(task, model, body, lambda prediction: (_js_response(task, body, prediction.results), b""))
+    return Call(task, model, body, lambda prediction: (to_json(_js_response(task, body, prediction.results)), JSON_HEADERS))
 
 
 def _js_response(task: str, body: TaskBody, results: list[Any]) -> Any:
@@ -74,28 +70,3 @@ def _js_response(task: str, body: TaskBody, results: list[Any]) -> Any:
     if task == fill_mask.TASK and isinstance(result[0], list):  # it reads one list: the tokens of the first mask, then of the next one
         return [token for mask in result for token in mask]
     return result
-
-
-class PredictBody(ClosedModel):
-    """Body of a request in KServe's V1 protocol."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_PREDICT_EXAMPLE]})
-
-    instances: list[Any] = Field(description="List of inputs in the format of the model's task.")
-    parameters: dict[str, Any] | None = Field(None, description="Parameters of the task.")
-
-
-def read_predict(raw: bytes, request: RequestContext) -> Call:
-    """Reads a body for the model in the path: for the model's task, or for the one that its fields imply.
-
-    Raises:
-        MalformedRequestError: The body is not JSON.
-        InvalidValueError: The JSON does not match the protocol or the task.
-        TooLargeError: It has more instances than are allowed, or a text is too long.
-    """
-    model = request.named_model
-    predict = read_protocol(PredictBody, raw, _PREDICT_EXAMPLE)
-    value = {"inputs": predict.instances, "parameters": predict.parameters or {}}
-    task = request.state.registry.task_of_body(model, value)
-    body = validate_as(TASKS[task].body, value, request.state.limits)
-    return Call(task, model, body, lambda prediction: ({"predictions": prediction.results}, b""))

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from bertserve.service.api.call import JSON_LENGTH_HEADER, Call
+from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import check_names, describe_value, read_protocol, validate_as
@@ -27,6 +27,7 @@ from bertserve.service.tasks import classify, embed, multiple_choice, rerank, si
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 
+JSON_LENGTH_HEADER = b"inference-header-content-length"  # bytes of JSON before binary tensors
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
@@ -124,7 +125,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         raise InvalidValueError("`outputs` has a duplicate name; send each once.")
     check_names(requested, outputs, f"the answer of {task} with these parameters")
 
-    def to_response(prediction: Prediction) -> tuple[dict[str, Any], bytes]:
+    def encode(prediction: Prediction) -> tuple[bytes, Headers]:
         values = _output_values(task, outputs, prediction.results, body, model.bundle.manifest)
         if JSON_OUTPUT in requested:
             values[JSON_OUTPUT] = [to_json(result).decode() for result in prediction.results]
@@ -133,9 +134,12 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         for name, form in requested.items():
             is_binary = options.binary_data_output if form is None or form.binary_data is None else form.binary_data
             tensors.append(_tensor(name, values[name], is_binary))
-        return {**head, "outputs": [tensor for tensor, _ in tensors]}, b"".join(data for _, data in tensors)
+        json = to_json({**head, "outputs": [tensor for tensor, _ in tensors]})
+        if not (binary := b"".join(data for _, data in tensors)):
+            return json, JSON_HEADERS
+        return json + binary, ((b"content-type", b"application/octet-stream"), (JSON_LENGTH_HEADER, b"%d" % len(json)))
 
-    return Call(task, model, body, to_response, options.timeout / 1_000_000)
+    return Call(task, model, body, encode, options.timeout / 1_000_000)
 
 
 def metadata(model: Model) -> dict[str, Any]:
@@ -293,6 +297,7 @@ def _task_body(task: str, texts: Mapping[str, list[str]], parameters: Mapping[st
 
 def _parse_body(raw: bytes, request: RequestContext) -> tuple[InferBody, memoryview]:
     """Returns the JSON of a request, and the bytes after it."""
+    request.check_single(JSON_LENGTH_HEADER)
     header = request.headers.get(JSON_LENGTH_HEADER)
     size = len(raw) if header is None else int(header) if header.isdigit() and len(header) < 16 else 0
     if header is not None and not 0 < size <= len(raw):

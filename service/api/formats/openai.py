@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.api.call import Call
+from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.request import RequestContext
+from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import read_as
 from bertserve.service.body.task_body import TaskBody, TextOrTexts, body_config
 from bertserve.service.bundle.manifest import ModelConfig
@@ -93,8 +94,8 @@ def read_embeddings(raw: bytes, request: RequestContext) -> Call:
     body = read_as(EmbeddingsBody, raw, request.state.limits)
     model = request.state.registry.for_task(embed.TASK, body.model)
 
-    def to_response(prediction: Prediction) -> tuple[dict[str, Any], bytes]:
+    def encode(prediction: Prediction) -> tuple[bytes, Headers]:
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(prediction.results)]
-        return {"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}, b""
+        return to_json({"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}), JSON_HEADERS
 
-    return Call(embed.TASK, model, body, to_response)
+    return Call(embed.TASK, model, body, encode)

@@ -1,0 +1,42 @@
+"""The wire format of KServe's V1 protocol, which Vertex AI uses too: a task's inputs as `instances`, answered by `predictions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from bertserve.service.api.call import JSON_HEADERS, Call
+from bertserve.service.api.request import RequestContext
+from bertserve.service.body.json_text import to_json
+from bertserve.service.body.reading import read_protocol, validate_as
+from bertserve.service.body.task_body import ClosedModel
+from bertserve.service.tasks.catalog import TASKS
+
+_EXAMPLE: dict[str, Any] = {"instances": ["A warm, funny film.", "Dull."]}
+RESPONSE_EXAMPLE: dict[str, Any] = {"predictions": [[{"label": "positive", "score": 0.998}]]}
+
+
+class PredictBody(ClosedModel):
+    """Body of a request in KServe's V1 protocol."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
+    instances: list[Any] = Field(description="List of inputs in the format of the model's task.")
+    parameters: dict[str, Any] | None = Field(None, description="Parameters of the task.")
+
+
+def read_predict(raw: bytes, request: RequestContext) -> Call:
+    """Reads a body for the model in the path: for the model's task, or for the one that its fields imply.
+
+    Raises:
+        MalformedRequestError: The body is not JSON.
+        InvalidValueError: The JSON does not match the protocol or the task.
+        TooLargeError: It has more instances than are allowed, or a text is too long.
+    """
+    model = request.named_model
+    predict = read_protocol(PredictBody, raw, _EXAMPLE)
+    value = {"inputs": predict.instances, "parameters": predict.parameters or {}}
+    task = request.state.registry.task_of_body(model, value)
+    body = validate_as(TASKS[task].body, value, request.state.limits)
+    return Call(task, model, body, lambda prediction: (to_json({"predictions": prediction.results}), JSON_HEADERS))
