@@ -56,14 +56,9 @@ def build_graphs(build_input: GraphBuildInput, precisions: Sequence[Precision]) 
         counts, error = quantize.quantize(
             packed, build_input.folder / int8_name, scratch, feeds, gate, max_error=max_error, quick=build_input.quick
         )
-    measured = {"quantized": counts, "quantization_error": error, "quantization_limit": max_error}
-    int8 = {
-        "file": int8_name,
-        "precision": "int8",
-        "description": f"{fp32.description}, int8 by --quick" if build_input.quick else fp32.description,
-        "validation": fp32.validation.model_copy(update=measured),
-    }
-    yield fp32.model_copy(update=int8)
+    description = f"{fp32.description}, int8 by --quick" if build_input.quick else fp32.description
+    report = fp32.validation.model_copy(update={"quantized": counts, "quantization_error": error, "quantization_limit": max_error})
+    yield fp32.model_copy(update={"file": int8_name, "precision": "int8", "description": description, "validation": report})
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:

@@ -16,6 +16,11 @@ from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 
+# the metrics for data with correct answers: their names in `--min-metric`, and their full names
+METRICS = {
+    name.removesuffix(" correlation").lower().replace(" ", "-"): name for task in EXPORT_TASKS.values() for name in task.metric_names
+}
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
@@ -92,7 +97,7 @@ def build_parser() -> FlagParser:
         action="append",
         default=[],
         metavar="METRIC=SHARE",
-        help="minimum of a metric of each graph on the data, such as matthews=0.55; repeat for more metrics: " + ", ".join(_metrics()),
+        help="minimum of a metric of each graph on the data, such as matthews=0.55; repeat for more metrics: " + ", ".join(METRICS),
     )
     parser.add_argument(
         "--provider",
@@ -124,15 +129,8 @@ def build_parser() -> FlagParser:
     return parser
 
 
-def _metrics() -> dict[str, str]:
-    """Returns the metrics for data with correct answers: their names in `--min-metric`, and their full names."""
-    names = [metric for task in EXPORT_TASKS.values() for metric in task.metric_names]
-    return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
-
-
 def _parse_minimum(text: str) -> tuple[str, float]:
     name, equals, share = text.partition("=")
-    names = _metrics()
-    if not equals or name.lower() not in names:
-        raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9, with one of the metrics {', '.join(names)}")
-    return names[name.lower()], flags.parse_share(share)
+    if not equals or name.lower() not in METRICS:
+        raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9; the metrics are {', '.join(METRICS)}")
+    return METRICS[name.lower()], flags.parse_share(share)

@@ -134,9 +134,6 @@ class GraphModel(torch.nn.Module):
             output["last_hidden_state"] = hidden.reshape(-1, hidden.shape[-1])[mask_index].unsqueeze(0)
             return output
 
-        handle = self.model.base_model.register_forward_hook(gather)
-        try:
+        with self.model.base_model.register_forward_hook(gather):
             outputs = self.model(**inputs)
-        finally:
-            handle.remove()
         return tuple(outputs["logits"][0] if name == "logits" else read_output(outputs, name) for name in self.outputs)

@@ -25,26 +25,24 @@ HIDDEN_UNITS, INPUT_CHANNELS = 16, 4
 MIN_TABLE_ROWS = 1024  # smaller tables, such as those of types and usually of positions, are not worth the lost precision
 
 
-def feed_forward_gelus(graph: ir.Graph) -> list[ir.Node]:
-    """Returns the Gelu in the middle of each feed-forward block: `MatMul(Gelu(MatMul(x) + bias))`."""
-    return [node for node in graph if node.op_type == "Gelu" and _block(node) is not None]
+def feed_forward_blocks(graph: ir.Graph) -> dict[str, tuple[Linear, Linear]]:
+    """Returns the two linear layers of each feed-forward block `MatMul(Gelu(MatMul(x) + bias))`, by the name of Gelu's output."""
+    blocks = {}
+    for node in graph:
+        if node.op_type == "Gelu":
+            hidden, readers = node.inputs[0], [use.node for use in node.outputs[0].uses()]
+            first = None if hidden is None else linear_with_bias(hidden.producer())
+            second = as_linear(readers[0]) if len(readers) == 1 else None
+            if first is not None and second is not None:
+                blocks[str(node.outputs[0].name)] = (first, second)
+    return blocks
 
 
-def _block(gelu: ir.Node) -> tuple[Linear, Linear] | None:
-    """Returns the linear layers before and after a Gelu, or None if there are other operators."""
-    hidden, readers = gelu.inputs[0], [use.node for use in gelu.outputs[0].uses()]
-    first = None if hidden is None else linear_with_bias(hidden.producer())
-    second = as_linear(readers[0]) if len(readers) == 1 else None
-    return None if first is None or second is None else (first, second)
-
-
-def split_hidden_units(graph: ir.Graph, gelu: ir.Node, peak: Floats) -> NDArray[np.int64]:
+def split_hidden_units(graph: ir.Graph, block: tuple[Linear, Linear], peak: Floats) -> NDArray[np.int64]:
     """Moves the hidden units with the largest values to a small separate feed-forward block in float; returns the others, int64.
 
     A feed-forward block is a sum over its hidden units, so it can be split in two. `peak` is the largest magnitude of each unit, [units].
     """
-    block = _block(gelu)
-    assert block is not None, gelu.name
     first, second = block
     order = np.argsort(-peak, kind="stable")
     outlying_units, other_units = np.sort(order[:HIDDEN_UNITS]), np.sort(order[HIDDEN_UNITS:])
@@ -133,13 +131,12 @@ def _scale(graph: ir.Graph, node: ir.Node | None, value: ir.Value | None, column
 
 
 def emit_linears(graph: ir.Graph, params: Mapping[str, LayerParams]) -> None:
-    """Replaces the linear layers that read these tensors, with the additions of their biases, by integer products."""
-    linears = linears_by_input(graph)
-    for tensor, quant in params.items():
-        nodes = linears[tensor].nodes
-        tape = ir.tape.Tape()
-        product = _emit(graph, tape, linears[tensor], quant)
-        ir.convenience.replace_nodes_and_values(graph, nodes[-1], nodes, tape.nodes, nodes[-1].outputs, [product])
+    """Replaces the linear layers that read these tensors, with the additions of their biases, by integer products, in the graph's order."""
+    for tensor, layer in linears_by_input(graph).items():
+        if tensor in params:
+            nodes, tape = layer.nodes, ir.tape.Tape()
+            product = _emit(graph, tape, layer, params[tensor])
+            ir.convenience.replace_nodes_and_values(graph, nodes[-1], nodes, tape.nodes, nodes[-1].outputs, [product])
 
 
 def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: LayerParams) -> ir.Value:

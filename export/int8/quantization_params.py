@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -93,41 +92,26 @@ def choose_activation_params(weight: Floats, observed: Activations, *, smooth: b
     rows, high, low = observed.rows(SAMPLE_ROWS) * used_channels, observed.high * used_channels, observed.low * used_channels
     columns = weight[:, :: max(1, weight.shape[1] // 128)].copy()  # a sample of at least 128
     expected = rows @ columns
-    evaluate = partial(_evaluate_candidate, high=high, low=low, rows=rows, columns=columns, expected=expected)
+
+    def evaluate(smoothing: Floats, clip_ratio: float = 1.0, step: int = 1) -> ActivationParams:
+        """Returns the parameters whose scale covers `clip_ratio` of the range, with their error on every `step`th row."""
+        scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
+        # a margin of two steps, because during calibration the previous layers were not quantized
+        quantized_peak = (np.minimum(_quantize(high / smoothing, scale, zero_point), 253) + 2).astype(np.uint8)
+        params = ActivationParams(smoothing, scale, zero_point, quantized_peak, 0.0)
+        smoothed = columns * smoothing[:, None]
+        scales = output_scales(smoothed, quantized_peak)
+        actual = params.dequantized(rows[::step]) @ (round_to_nearest(smoothed, scales) * scales)
+        exact = expected[::step]
+        return replace(params, error=float(np.mean((actual - exact) ** 2)) / max(float(np.mean(exact**2)), 1e-12))
+
     candidates = [np.ones_like(weight_peak)]
     if smooth:
         step = max(1, len(rows) // 128)
-        screen = partial(evaluate, rows=rows[::step], expected=expected[::step])
-        candidates = sorted(_smoothing_candidates(rows, np.maximum(high, -low), weight_peak), key=lambda smoothing: screen(smoothing).error)
+        smoothings = _smoothing_candidates(rows, np.maximum(high, -low), weight_peak)
+        candidates = sorted(smoothings, key=lambda smoothing: evaluate(smoothing, step=step).error)
     best = min(map(evaluate, candidates[:3]), key=attrgetter("error"))  # the best on few rows run on all
     return min(best, *(evaluate(best.smoothing, clip_ratio) for clip_ratio in (0.9, 0.8)), key=attrgetter("error"))
-
-
-def _evaluate_candidate(
-    smoothing: Floats, clip_ratio: float = 1.0, *, high: Floats, low: Floats, rows: Floats, columns: Floats, expected: Floats
-) -> ActivationParams:
-    """Returns the quantization parameters of an activation with these smoothing factors.
-
-    Their scale covers a part of the range on the calibration texts.
-
-    Args:
-        smoothing: Factors of the channels, float32 [channels].
-        clip_ratio: The part of the range that uint8 covers; values beyond are clipped.
-        high: Largest value of each channel, float32 [channels].
-        low: Smallest value of each channel, float32 [channels].
-        rows: Values of the activation to measure the error on, float32 [n, channels].
-        columns: Some columns of the matrix that reads it, float32 [channels, outputs].
-        expected: `rows @ columns`.
-    """
-    scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
-    # a margin of two steps, because during calibration the previous layers were not quantized
-    quantized_peak = (np.minimum(_quantize(high / smoothing, scale, zero_point), 253) + 2).astype(np.uint8)
-    params = ActivationParams(smoothing, scale, zero_point, quantized_peak, 0.0)
-    smoothed = columns * smoothing[:, None]
-    scales = output_scales(smoothed, quantized_peak)
-    actual = params.dequantized(rows) @ (round_to_nearest(smoothed, scales) * scales)
-    error = float(np.mean((actual - expected) ** 2)) / max(float(np.mean(expected**2)), 1e-12)
-    return replace(params, error=error)
 
 
 def quantize_weight(weight: Floats, bias: Floats, observed: Activations, input_params: ActivationParams, *, use_gptq: bool) -> LayerParams:

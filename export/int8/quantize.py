@@ -1,22 +1,23 @@
 """int8 for the CPU with fixed scales: the result of a row depends neither on its batch nor on the CPU, unless a 16-bit sum saturates.
 
 Activations have one scale per tensor from calibration, weights one per column, word embeddings one per row. docs/explanation/int8.md
-explains the steps that keep the answers close to float, and the gate after them: if the outputs on unseen texts differ from the float
-graph's by more than allowed, the most sensitive matrices return to float.
+explains the numbered steps, which keep the answers close to float, and the gate after them.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import isnan, nan
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Literal
 
-import numpy as np
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 from onnx_ir.passes import common
 from threadpoolctl import threadpool_limits
 
@@ -25,16 +26,45 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files, rewrite
 from bertserve.export.graph.rewrite import Linear
 from bertserve.export.inference import Feed
-from bertserve.export.int8 import graph_edits, quantization_params, sensitivity
+from bertserve.export.int8 import graph_edits
 from bertserve.export.int8.activations import Activations, observe
-from bertserve.export.int8.quantization_params import ActivationParams, LayerParams
+from bertserve.export.int8.quantization_params import ActivationParams, LayerParams, choose_activation_params, quantize_weight
+from bertserve.export.int8.sensitivity import measure_sensitivity
 from bertserve.export.progress import parallel_map
 
-T = TypeVar("T")
 # Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float. Below the second, the channels of a
 # tensor are not worth a multiplication; other values gave the same result (bench/results/2026-11-22-int8-speed.md).
 SPLIT_ABOVE = 1 / 2
 SMOOTH_ABOVE = 1 / 12
+Layers = dict[str, "Int8Layer"]  # by the name of the activation
+
+
+@dataclass(frozen=True)
+class Int8Layer:
+    """A linear layer that reads an activation, and the quantization of the activation so far.
+
+    Attributes:
+        linear: The layer in the graph.
+        producer: The operator that computes the activation.
+        shares_matrix: Whether other activations are multiplied by the same matrix. They have the same samples and parameters.
+        observed: The activation on the calibration texts.
+        params: The quantization parameters of the activation.
+        sensitivity: The effect of quantizing the layer on the outputs, relative to the average layer; NaN if it was not measured.
+        float_part: The part of the layer that is computed in float, as the manifest counts it.
+    """
+
+    linear: Linear
+    producer: str | None
+    shares_matrix: bool
+    observed: Activations
+    params: ActivationParams
+    sensitivity: float = nan
+    float_part: Literal["FloatUnits", "FloatInputs"] | None = None
+
+    @property
+    def is_worth_smoothing(self) -> bool:
+        """Whether smoothing is worth a multiplication at run time; True if it was not measured."""
+        return not self.sensitivity < SMOOTH_ABOVE
 
 
 @contextmanager
@@ -72,144 +102,146 @@ def quantize(
     """
     instrumented, samples = scratch / "instrumented.onnx", scratch / "samples"
     model = rewrite.load(source)
-    layers = rewrite.linears_by_input(model.graph)
-    if not layers:
-        raise GraphError("the graph has no matrix to quantize; export it with --precision fp32.")
-    observed = observe(model, layers, instrumented, feeds, samples)
-    activation_params = _choose_activation_params(layers, observed)
-    shared_inputs = {tensor for group in rewrite.group_by_weight(layers) for tensor in group}
-    # for attention outputs smoothing is free, and they are never split, so their sensitivity does not matter
-    fixed_inputs = shared_inputs | {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
-    changeable_layers = {tensor: layer for tensor, layer in layers.items() if tensor not in fixed_inputs}
-    nearest_params = _quantize_weights({} if quick else changeable_layers, observed, activation_params, use_gptq=False)
-    sensitivities = sensitivity.measure(model, nearest_params, instrumented, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
+    layers = _observe_layers(model, instrumented, feeds, samples)  # steps 1 to 3 of the docs
+    if not quick:
+        layers = _measure_sensitivities(model, layers, instrumented, feeds)
     onnx_files.remove(instrumented)
-    insensitive_inputs = {tensor for tensor, share in sensitivities.items() if share < SMOOTH_ABOVE}
-    multipliers = {name: param.multiplier for name, param in activation_params.items() if param.is_smoothed and name not in shared_inputs}
-    for tensor in graph_edits.fold_smoothing(model.graph, multipliers):
-        observed[tensor], activation_params[tensor] = observed[tensor].scaled(multipliers[tensor]), activation_params[tensor].folded()
-    units, inputs = _split_outliers(model.graph, [tensor for tensor, share in sensitivities.items() if share > SPLIT_ABOVE], observed)
-    rescaled = {*units, *inputs, *(tensor for tensor in insensitive_inputs if activation_params[tensor].is_smoothed)}
-    layers = rewrite.linears_by_input(model.graph)  # a split has replaced matrices
-    rescaled_layers = {tensor: layers[tensor] for tensor in activation_params if tensor in rescaled}
-    activation_params |= _choose_activation_params(rescaled_layers, observed, unsmoothed=insensitive_inputs)
-    layer_params = _quantize_weights(layers, observed, activation_params, use_gptq=True)
+    layers = _fold_smoothing(model.graph, layers)
+    layers = _split_outliers(model.graph, layers)  # step 4
+    layers = _rescale_changed(layers)
+    params = _quantize_weights(layers, use_gptq=True)  # step 5
     shutil.rmtree(samples)
-    # the most sensitive first; without a measurement a matrix counts as average, or if none was measured, its own output error counts
-    priorities = sensitivities or {tensor: params.error for tensor, params in activation_params.items()}
-    order = sorted(layer_params, key=lambda tensor: -priorities.get(tensor, 1.0))
-    probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt
-    expected = inference.compute_outputs(source, probe)
-    float_count, table_count, error = _emit_within(max_error, model, target, layer_params, order, probe, expected)
+    # the most sensitive first; without a measurement a layer is average, or if none was measured, the error of its own output counts
+    sensitivities = {tensor: layer.sensitivity for tensor, layer in layers.items() if not isnan(layer.sensitivity)}
+    priorities = sensitivities or {tensor: layer.params.error for tensor, layer in layers.items()}
+    by_priority = {tensor: params[tensor] for tensor in sorted(layers, key=lambda tensor: -priorities.get(tensor, 1.0))}
+    float_count, table_count, error = _emit_within(max_error, model, target, by_priority, source, gate)
+    int8_params, float_parts = list(by_priority.values())[float_count:], [layer.float_part for layer in layers.values()]
     counts = {
-        "MatMulIntegerToFloat": len(order) - float_count,
+        "MatMulIntegerToFloat": len(int8_params),
         "PerRowEmbedding": table_count,
-        "FloatUnits": len(units),
-        "FloatInputs": len(inputs),
+        "FloatUnits": float_parts.count("FloatUnits"),
+        "FloatInputs": float_parts.count("FloatInputs"),
         "KeptFloat": float_count,
-        "RoundedToNearest": sum(not layer_params[tensor].by_gptq for tensor in order[float_count:]),
+        "RoundedToNearest": sum(not layer.by_gptq for layer in int8_params),
     }
     return {name: count for name, count in counts.items() if count}, error
 
 
-def _choose_activation_params(
-    layers: Mapping[str, Linear], observed: Mapping[str, Activations], *, unsmoothed: Collection[str] = ()
-) -> dict[str, ActivationParams]:
-    """Returns the quantization of each activation; layers that share a matrix, and thus their samples, have the same."""
+def _observe_layers(model: ir.Model, path: Path, feeds: Sequence[Feed], samples: Path) -> Layers:
+    """Runs the texts, and chooses the parameters of all activations, with smoothing; `path` is for a graph, and `samples` for tensors."""
+    linears = rewrite.linears_by_input(model.graph)
+    if not linears:
+        raise GraphError("the graph has no matrix to quantize; export it with --precision fp32.")
+    observed = observe(model, linears, path, feeds, samples)
+    shared = {tensor for group in rewrite.group_by_weight(linears) for tensor in group}
 
-    def choose(tensor: str) -> ActivationParams:
-        return quantization_params.choose_activation_params(layers[tensor].arrays()[0], observed[tensor], smooth=tensor not in unsmoothed)
+    def layer(tensor: str) -> Int8Layer:
+        params = choose_activation_params(linears[tensor].arrays()[0], observed[tensor], smooth=True)
+        producer = linears[tensor].input.producer()
+        operator = None if producer is None else producer.op_type
+        return Int8Layer(linears[tensor], operator, tensor in shared, observed[tensor], params)
 
-    return _compute_once_per_key(choose, {tensor: layer.weight for tensor, layer in layers.items()}, "choose scales")
-
-
-def _quantize_weights(
-    layers: Mapping[str, Linear],
-    observed: Mapping[str, Activations],
-    activation_params: Mapping[str, ActivationParams],
-    *,
-    use_gptq: bool,
-) -> dict[str, LayerParams]:
-    """Returns the quantization of each layer; layers with the same matrix and bias have the same."""
-    keys = {tensor: (layer.weight, layer.arrays()[1].tobytes()) for tensor, layer in layers.items()}
-
-    def quantized(tensor: str) -> LayerParams:
-        return quantization_params.quantize_weight(*layers[tensor].arrays(), observed[tensor], activation_params[tensor], use_gptq=use_gptq)
-
-    return _compute_once_per_key(quantized, keys, "round by GPTQ" if use_gptq else "round to nearest")
+    return dict(zip(linears, parallel_map(layer, linears, "choose scales", unit="matrices"), strict=True))
 
 
-def _compute_once_per_key(function: Callable[[str], T], keys: dict[str, Any], work: str) -> dict[str, T]:
-    """Returns the function's result for each tensor; tensors with the same key share the result of the first."""
-    first_input = {key: tensor for tensor, key in reversed(keys.items())}
-    by_key = dict(zip(first_input, parallel_map(function, first_input.values(), work, unit="matrices"), strict=True))
-    return {tensor: by_key[key] for tensor, key in keys.items()}
+def _measure_sensitivities(model: ir.Model, layers: Layers, path: Path, feeds: Sequence[Feed]) -> Layers:
+    """Measures the layers whose smoothing or float part depends on it; `path` is for a graph."""
+    # for attention outputs smoothing is free, and they are never split
+    measured = {tensor: layer for tensor, layer in layers.items() if not layer.shares_matrix and layer.producer != "MultiHeadAttention"}
+    params = _quantize_weights(measured, use_gptq=False)
+    sensitivities = measure_sensitivity(model, params, path, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
+    return layers | {tensor: replace(layers[tensor], sensitivity=value) for tensor, value in sensitivities.items()}
 
 
-def _split_outliers(graph: ir.Graph, sensitive_inputs: Sequence[str], observed: dict[str, Activations]) -> tuple[list[str], list[str]]:
-    """Computes outlying channels of the sensitive tensors in float, and updates the records of these tensors.
+def _fold_smoothing(graph: ir.Graph, layers: Layers) -> Layers:
+    """Moves the smoothing of attention outputs into the matrices before and after them, where it takes no time."""
+    multipliers = {
+        tensor: layer.params.multiplier for tensor, layer in layers.items() if layer.params.is_smoothed and not layer.shares_matrix
+    }
+    folded = {}
+    for tensor in graph_edits.fold_smoothing(graph, multipliers):
+        layer = layers[tensor]
+        folded[tensor] = replace(layer, observed=layer.observed.scaled(multipliers[tensor]), params=layer.params.folded())
+    return layers | folded
 
-    Returns:
-        The tensors that lost hidden units, and the tensors with some channels in float.
-    """
-    layers = rewrite.linears_by_input(graph)
-    blocks = {str(node.outputs[0].name): node for node in graph_edits.feed_forward_gelus(graph)}
-    norm_outputs = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
+
+def _split_outliers(graph: ir.Graph, layers: Layers) -> Layers:
+    """Computes outlying channels of the sensitive layers in float: hidden units of feed-forward blocks, and inputs after a LayerNorm."""
+    blocks = graph_edits.feed_forward_blocks(graph)
     # a split needs the addition of the bias as its end
-    sensitive_inputs = [tensor for tensor in sensitive_inputs if layers[tensor].add is not None]
+    sensitive = {tensor: layer for tensor, layer in layers.items() if layer.sensitivity > SPLIT_ABOVE and layer.linear.add is not None}
     # smaller matrices would be in float as a whole
-    enough = rewrite.MIN_MATRIX_SIDE + graph_edits.HIDDEN_UNITS
-    units = [tensor for tensor in sensitive_inputs if tensor in blocks and len(layers[tensor].arrays()[0]) >= enough]
-    inputs = [tensor for tensor in sensitive_inputs if tensor in norm_outputs]
-    # units first, because a block with split inputs is not recognized
-    for tensor in units:
-        observed[tensor] = observed[tensor].restricted(graph_edits.split_hidden_units(graph, blocks[tensor], observed[tensor].peak))
-    for tensor in inputs:
-        graph_edits.split_input_channels(graph, layers[tensor], observed[tensor].peak)
-    return units, inputs
+    min_units = rewrite.MIN_MATRIX_SIDE + graph_edits.HIDDEN_UNITS
+    split: dict[str, Int8Layer] = {}
+    # units first, because the float part of a block has all of its inputs
+    for tensor, layer in sensitive.items():
+        if tensor in blocks and layer.linear.shape[0] >= min_units:
+            units = graph_edits.split_hidden_units(graph, blocks[tensor], layer.observed.peak)
+            split[tensor] = replace(layer, observed=layer.observed.restricted(units), float_part="FloatUnits")
+    for tensor, layer in sensitive.items():
+        if layer.producer == "LayerNormalization":
+            graph_edits.split_input_channels(graph, layer.linear, layer.observed.peak)
+            split[tensor] = replace(layer, float_part="FloatInputs")
+    return layers | split
+
+
+def _rescale_changed(layers: Layers) -> Layers:
+    """Chooses the parameters of activations again: of layers with a float part, and of those that are not worth smoothing."""
+
+    def rescaled(tensor: str) -> Int8Layer:
+        layer = layers[tensor]
+        weight, _ = layer.linear.arrays()
+        return replace(layer, params=choose_activation_params(weight, layer.observed, smooth=layer.is_worth_smoothing))
+
+    changed = [name for name, layer in layers.items() if layer.float_part or (layer.params.is_smoothed and not layer.is_worth_smoothing)]
+    return layers | dict(zip(changed, parallel_map(rescaled, changed, "choose scales", unit="matrices"), strict=True))
+
+
+def _quantize_weights(layers: Layers, *, use_gptq: bool) -> dict[str, LayerParams]:
+    """Returns the quantization of each layer; those with the same matrix and bias share the result of the first."""
+    keys = {tensor: (layer.linear.weight, layer.linear.arrays()[1].tobytes()) for tensor, layer in layers.items()}
+    first_layers = {keys[tensor]: layer for tensor, layer in reversed(layers.items())}
+
+    def quantized(layer: Int8Layer) -> LayerParams:
+        return quantize_weight(*layer.linear.arrays(), layer.observed, layer.params, use_gptq=use_gptq)
+
+    work = "round by GPTQ" if use_gptq else "round to nearest"
+    results = dict(zip(first_layers, parallel_map(quantized, first_layers.values(), work, unit="matrices"), strict=True))
+    return {tensor: results[key] for tensor, key in keys.items()}
 
 
 def _emit_within(
-    max_error: float,
-    model: ir.Model,
-    target: Path,
-    params: Mapping[str, LayerParams],
-    order: Sequence[str],
-    probe: Sequence[Feed],
-    expected: Sequence[NDArray[np.float32]],
+    max_error: float, model: ir.Model, target: Path, params: Mapping[str, LayerParams], source: Path, feeds: Sequence[Feed]
 ) -> tuple[int, int, float]:
-    """Writes the graph with as many linear layers in int8 as the error allows; the first layers of `order` return to float first.
+    """Writes the graph with as many linear layers in int8 as the error allows; the first of `params` return to float first.
+
+    The error is the difference from the outputs of the graph `source` on some of the texts.
 
     Returns:
         The numbers of layers in float and of int8 tables, and the error of the outputs by `inference.rms_error`.
     """
+    probe = feeds[:: max(1, len(feeds) // 48)]  # fewer than 96 texts, because they run for each attempt
+    expected = inference.compute_outputs(source, probe)
 
-    def emit(float_count: int) -> tuple[int, float]:
+    def emit(int8_count: int) -> tuple[int, float]:
         candidate = model.clone()
-        graph_edits.emit_linears(candidate.graph, {tensor: quant for tensor, quant in params.items() if tensor not in order[:float_count]})
+        graph_edits.emit_linears(candidate.graph, dict(islice(params.items(), len(params) - int8_count, None)))
         table_count = graph_edits.emit_embeddings(candidate.graph)
         common.DeduplicateHashedInitializersPass()(candidate)
         rewrite.save(candidate, target)
         return table_count, inference.rms_error(expected, inference.compute_outputs(target, probe))
 
-    table_count, error = emit(0)
+    count = len(params)
+    table_count, error = emit(count)
     if error <= max_error:
         return 0, table_count, error
-    too_few, enough = 0, len(order) - 1
-    _, error = emit(enough)
+    _, error = emit(1)
     if not error <= max_error:  # NaN is over the limit too
         raise GraphError(
             f"int8 changes the outputs by {error:.2g} of their standard deviation on unseen texts, over the limit of {max_error:.2g}, even "
-            f"with {enough} of {len(order)} matrices in float; give texts of the model's domain with --int8-texts, a higher "
+            f"with {count - 1} of {count} matrices in float; give texts of the model's domain with --int8-texts, a higher "
             "--max-int8-error, or --precision fp32."
         )
-    while enough - too_few > 1:
-        count = (too_few + enough) // 2
-        _, error = emit(count)
-        if error <= max_error:
-            enough = count
-        else:
-            too_few = count
-    if not error <= max_error:
-        _, error = emit(enough)
-    return enough, table_count, error
+    count = bisect_left(range(count), True, 2, key=lambda int8_count: not emit(int8_count)[1] <= max_error) - 1
+    return len(params) - count, *emit(count)

@@ -28,7 +28,7 @@ _PERTURBATION = "/shift"  # end of the name of an input that is added to a layer
 FIRST_TEXTS = 8  # a layer whose error on these is not within a factor of four of a limit is not measured on the others
 
 
-def measure(
+def measure_sensitivity(
     model: ir.Model, params: Mapping[str, LayerParams], path: Path, feeds: Sequence[Feed], *, limits: Sequence[float]
 ) -> dict[str, float]:
     """Returns the effect of quantizing each tensor, with the matrix that reads it, on the model's outputs.
@@ -46,12 +46,9 @@ def measure(
     errors = _measure(session, model, params, feeds[:FIRST_TEXTS])
     average = max(sum(errors.values()) / len(errors), 1e-12)
     candidates = [tensor for tensor, error in errors.items() if any(1 / 4 < error / average / limit < 4 for limit in limits)]
-    later_errors = (
-        _measure(session, model, {tensor: params[tensor] for tensor in candidates}, feeds[FIRST_TEXTS:]) if feeds[FIRST_TEXTS:] else {}
-    )
-    errors |= {
-        tensor: (errors[tensor] * FIRST_TEXTS + error * (len(feeds) - FIRST_TEXTS)) / len(feeds) for tensor, error in later_errors.items()
-    }
+    if later_feeds := feeds[FIRST_TEXTS:]:
+        for tensor, error in _measure(session, model, {tensor: params[tensor] for tensor in candidates}, later_feeds).items():
+            errors[tensor] = (errors[tensor] * FIRST_TEXTS + error * len(later_feeds)) / len(feeds)
     average = max(sum(errors.values()) / len(errors), 1e-12)
     return {tensor: error / average for tensor, error in errors.items()}
 

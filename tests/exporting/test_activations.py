@@ -83,7 +83,7 @@ def test_a_measured_effect_equals_the_effect_of_one_int8_layer(all_staged: dict[
     # few texts, so that all of them are measured
     texts = [feed for feed in staged.feeds(read_texts(BUILT_IN_TEXTS)[:30]) if inference.token_count(feed) >= 16][: sensitivity.FIRST_TEXTS]
     params = quantized(staged, tmp_path)
-    sensitivities = sensitivity.measure(rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", texts, limits=[1.0])
+    sensitivities = sensitivity.measure_sensitivity(rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", texts, limits=[1.0])
     expected = inference.compute_outputs(staged.packed, texts)
     alone = {}
     for x, quant in params.items():

@@ -303,12 +303,10 @@ def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
 
 def test_hidden_units_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path) -> None:
     model = rewrite.load(classifier.packed)
-    gelu = graph_edits.feed_forward_gelus(model.graph)[0]
-    [add] = gelu.predecessors()
-    [first] = add.predecessors()
-    name, weight = first.inputs[1].name, first.inputs[1].const_value.numpy()
+    block = next(iter(graph_edits.feed_forward_blocks(model.graph).values()))
+    name, (weight, _) = block[0].weight.name, block[0].arrays()
     peak = np.random.default_rng(0).permutation(weight.shape[1]).astype(np.float32)
-    graph_edits.split_hidden_units(model.graph, gelu, peak)
+    graph_edits.split_hidden_units(model.graph, block, peak)
     rewrite.save(model, tmp_path / "split.onnx")
     largest = peak >= len(peak) - graph_edits.HIDDEN_UNITS
 
