@@ -54,7 +54,7 @@ BUILDERS: Mapping[Provider, Callable[[GraphBuildInput, Sequence[Precision]], Ite
 
 @dataclass(frozen=True)
 class ExportOptions(LoadOptions):
-    """The flags of the command; the inherited ones are for a checkpoint, not for a module.
+    """The flags of the command (docs/reference/export-flags.md); the inherited ones are for a checkpoint, not for a module.
 
     Attributes:
         source: A local checkpoint folder, a hub id, or with `module` a trusted `FILE:FACTORY`, whose code is executed.
@@ -62,8 +62,6 @@ class ExportOptions(LoadOptions):
             fp16 if it agrees with the checkpoint, else fp32.
         providers: The stored example is answered by the CPU's default graph, or by the first provider's without a CPU graph.
         metrics: Measured task metrics for manifest and card.
-        max_int8_error: Maximum error of int8's outputs on held-out texts, relative to their standard deviation.
-        quick: Whether int8 is made without measuring the sensitivity of each matrix.
         tracer: The tracer; None for the first one that works.
     """
 
@@ -142,7 +140,16 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
         reference = sample_reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else None)
         flops = count_flops(checkpoint)
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
-    build_input = GraphBuildInput(traced, description, bundle_folder, checkpoint, tokenizer, texts, options.max_int8_error, options.quick)
+    build_input = GraphBuildInput(
+        traced=traced,
+        description=description,
+        folder=bundle_folder,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        texts=texts,
+        max_int8_error=options.max_int8_error,
+        quick=options.quick,
+    )
     providers = sorted(precisions, key=lambda provider: provider != "cpu")
     built_graphs = {provider: BUILDERS[provider](build_input, precisions[provider]) for provider in providers}
     graphs, omitted = _measure_graphs(build_input, built_graphs, precisions, reference, default_must_agree=options.precisions is None)
@@ -185,11 +192,6 @@ def _measure_graphs(
 ) -> tuple[list[GraphSpec], list[OmittedGraph]]:
     """Measures the graphs of all providers, and removes the files of graphs that are not kept.
 
-    The graphs of each provider are created by iteration, float32 first. A graph that cannot be created, loaded or matched with the
-    checkpoint does not stop the others, except a provider's float32 graph, from which its others are created.
-
-    The last precision of a provider is its default, unless `default_must_agree` and its agreement with the checkpoint is too low.
-
     Returns:
         The graphs that passed, and the graphs that failed with the reasons.
 
@@ -200,27 +202,19 @@ def _measure_graphs(
     omitted: list[OmittedGraph] = []
     failure: Exception | None = None
     for provider, provider_graphs in built_graphs.items():
-        measured: dict[Precision, GraphSpec] = {}
-        try:
-            # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
-            for graph in provider_graphs:
-                with stage("parity", graph.name):
-                    spec = _with_files(graph, build_input.folder)
-                    measured[graph.precision] = measure_graph(
-                        build_input.folder, spec, build_input.checkpoint, build_input.tokenizer, reference
-                    )
-        except Exception as error:  # optimizers and onnxruntime have no common base class of errors
+        measured, error = _measure_provider(build_input, provider_graphs, reference)
+        if error is not None:
             # all graphs are created from the trace, and the CPU's float32 graph shows whether it is right
-            if isinstance(error, OSError) or (provider == "cpu" and not measured):
-                raise
+            if provider == "cpu" and not measured:
+                raise error
             failure = error
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
             reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {lines[0]}"
             missing = [precision for precision in precisions[provider] if precision not in measured]
             omitted += [OmittedGraph(provider=provider, precision=precision, reason=reason) for precision in missing]
-        kept = [precision for precision in precisions[provider] if precision in measured] or list(measured)
-        default = "fp32" if default_must_agree and "fp32" in kept and has_low_agreement(measured[kept[-1]]) else next(reversed(kept), None)
-        graphs += [measured[precision].model_copy(update={"default": precision == default}) for precision in measured if precision in kept]
+        if kept := [measured[precision] for precision in precisions[provider] if precision in measured] or list(measured.values()):
+            default = _choose_default(kept, must_agree=default_must_agree)
+            graphs += [graph.model_copy(update={"default": graph is default}) for graph in measured.values() if graph in kept]
         file_names = {file.file for graph in graphs for file in graph.files}
         for path in build_input.folder.glob(f"model.{provider}.*"):
             if path.name not in file_names:
@@ -229,6 +223,31 @@ def _measure_graphs(
         assert failure is not None, "there is at least one provider"
         raise failure
     return graphs, omitted
+
+
+def _measure_provider(
+    build_input: GraphBuildInput, graphs: Iterable[GraphSpec], reference: Reference
+) -> tuple[dict[Precision, GraphSpec], Exception | None]:
+    """Creates the graphs of a provider by iteration, and measures each; returns them with the error of the first one that failed."""
+    measured: dict[Precision, GraphSpec] = {}
+    try:
+        # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
+        for graph in graphs:
+            with stage("parity", graph.name):
+                spec = _with_files(graph, build_input.folder)
+                spec = measure_graph(build_input.folder, spec, build_input.checkpoint, build_input.tokenizer, reference)
+                measured[graph.precision] = spec
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - optimizers and onnxruntime have no common base class of errors
+        return measured, error
+    return measured, None
+
+
+def _choose_default(kept: Sequence[GraphSpec], *, must_agree: bool) -> GraphSpec:
+    """Returns a provider's last graph; if it must agree with the checkpoint and does not, the float32 graph, if that is kept."""
+    fp32 = next((graph for graph in kept if graph.precision == "fp32"), None)
+    return fp32 if must_agree and fp32 is not None and has_low_agreement(kept[-1]) else kept[-1]
 
 
 def _with_files(graph: GraphSpec, folder: Path) -> GraphSpec:
