@@ -18,7 +18,7 @@ from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import usable_cores
-from bertserve.service.errors import BundleError, SettingsError, StartError, plural
+from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
@@ -151,6 +151,4 @@ def _load_registry(
                     logger.error("model `%s` is not served: %s", path.name, error.message)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C: cancels the loads that have not started
-    if not models:
-        raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
     return Registry(models, broken, settings)

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +55,7 @@ class Reloader:
             NotFoundError: No folder has a bundle of that name.
             InvalidValueError: It cannot be loaded; the old model stays.
         """
-        async with self._lock:
+        async with self._one_change():
             try:
                 path = await self._in_thread(files.find_bundle, self._folders, name)
                 if path is None:
@@ -74,14 +75,14 @@ class Reloader:
         Raises:
             NotFoundError: There is no such model and no such error.
         """
-        async with self._lock:
+        async with self._one_change():
             if name in self._registry.models or name not in self._registry.broken:
                 self._remove(self._registry.get(name))
             self._clear_error(name)
 
     async def refresh(self) -> None:
         """Loads new and changed models, unloads removed ones, and logs the folders that cannot be loaded."""
-        async with self._lock:
+        async with self._one_change():
             try:
                 bundles = {path.name: path for path in await self._in_thread(files.find_bundles, self._folders)}
             except StartError as error:
@@ -97,6 +98,16 @@ class Reloader:
                 self._clear_error(name)
                 if name in self._registry.models:
                     self._remove(self._registry.models[name])
+
+    @asynccontextmanager
+    async def _one_change(self) -> AsyncIterator[None]:
+        """Waits for other changes; after this one, logs why a start with the same settings would fail."""
+        async with self._lock:
+            yield
+            try:
+                await self._in_thread(self._registry.check_next_start)
+            except StartError as error:
+                logger.warning("the next start with these settings will fail: %s", error.message)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)

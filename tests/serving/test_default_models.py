@@ -99,14 +99,21 @@ def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> No
         ('{"embed": "a"}', "`a`"),
     ],
 )
-def test_an_invalid_defaults_json_is_refused(tmp_path: Path, text: str, value: str) -> None:
+def test_a_start_refuses_an_invalid_defaults_json_and_each_change_warns_of_it(
+    tmp_path: Path, text: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
+    reloader = state_of(folder).reloader
     (folder / DEFAULTS_FILE).write_text(text)
 
     with pytest.raises(StartError) as error:
         state_of(folder)
     assert value in error.value.message
     assert f"`{folder / DEFAULTS_FILE}` " in error.value.message
+    for change in (reloader.refresh(), reloader.load("b"), reloader.unload("b")):
+        asyncio.run(change)
+    assert caplog.messages.count(f"the next start with these settings will fail: {error.value.message}") == 3
 
 
 def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None:
@@ -131,7 +138,8 @@ def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog:
         tiny.bundle(folder, "b", seed=1)
         asyncio.run(state.reloader.load("b"))
         assert state.registry.for_task("text-classification") is state.registry.get("b")
-        assert "/classify" not in caplog.text
+        assert "the default of /classify" not in caplog.text
+    assert caplog.text.count("the next start with these settings will fail: several models can answer /classify") == 2
 
 
 def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -141,12 +149,16 @@ def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, c
     assert state.registry.defaults == {}
     assert "/classify" in caplog.text
     assert "`b`, `c`" in caplog.text
+    assert "the next start" not in caplog.text  # it loads `a` again
     with pytest.raises(NotFoundError, match="`b`, `c`"):
         state.registry.for_task("text-classification")
     assert state.registry.for_task("text-classification", "b").name == "b"
     by_name = state_of(folder, allow_implicit_default=True)
     asyncio.run(by_name.reloader.unload("a"))
     assert by_name.registry.defaults == {"text-classification": "b"}
+    shutil.rmtree(folder / "a")
+    asyncio.run(state.reloader.refresh())
+    assert "the next start with these settings will fail: --default makes `a`" in caplog.text
 
 
 def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path) -> None:
