@@ -44,7 +44,7 @@ class LineStream:
         self._settings = request.state.settings
         self._unread = bytearray()  # what was received of the lines that are not in progress
         self._is_complete = False  # whether the end of the body was received
-        self._lines: deque[tuple[asyncio.Task[bytes], int]] = deque()  # in progress, with their bytes
+        self._lines: deque[tuple[asyncio.Task[tuple[bytes, int]], int]] = deque()  # in progress, with their bytes
         self._number = self._bytes = 0  # number of the last of them; bytes of all of them
         self._progress = asyncio.Event()  # wakes the reader and the writer
 
@@ -61,7 +61,10 @@ class LineStream:
             async with asyncio.TaskGroup() as self._tasks:
                 reader = self._tasks.create_task(self._read(receive))
                 while await self._has_line():
-                    await self._send(send, await self._lines[0][0] + b"\n")
+                    body, status = await self._lines[0][0]
+                    await self._send(send, body + b"\n")
+                    if status == HTTPStatus.UNAUTHORIZED:  # the key was removed: the stream could have no end
+                        break
                     self._bytes -= self._lines.popleft()[1]
                     self._start_lines()
                 await self._send(send, b"", more=False)
@@ -113,8 +116,8 @@ class LineStream:
         self._progress.set()
         self._progress.clear()
 
-    async def _answer(self, line: bytes, number: int) -> bytes:
-        """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
+    async def _answer(self, line: bytes, number: int) -> tuple[bytes, int]:
+        """Returns the answer to a line as JSON, or its error in the usual JSON shape, and the status; counts both."""
         start, request = time.perf_counter(), self._request
         task, model, status = self._route.task or UNKNOWN, UNKNOWN, CLIENT_GONE
         try:
@@ -135,4 +138,4 @@ class LineStream:
                 self._error_log.write(error, request.log_fields())
         finally:
             request.state.metrics.record_request(task, model, status, time.perf_counter() - start)
-        return body
+        return body, status
