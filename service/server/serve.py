@@ -197,6 +197,7 @@ class Server(uvicorn.Server):
                 # first into another context, because a failed load can leave only one of the files
                 for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.config.ssl):
                     load_certificate(context, self._state.settings)
+                logger.info("reloaded the certificate")
             except SettingsError as error:
                 logger.error("cannot reload the certificate: %s", error)
         self._refresh = asyncio.create_task(self._state.reloader.refresh())  # the loop itself keeps no reference to a task

@@ -77,8 +77,13 @@ def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path:
         assert (statuses(server, "one"), statuses(server, "two")) == ({401}, {200})
 
 
+def certificate_of(server: ServeProcess) -> str:
+    """Returns the certificate that a new connection gets."""
+    return ssl.get_server_certificate(server.address)
+
+
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.full_grid)])
-def test_the_service_supports_tls(models: Path, tmp_path: Path, workers: str) -> None:
+def test_the_service_supports_tls_and_sighup_reloads_a_valid_certificate(models: Path, tmp_path: Path, workers: str) -> None:
     chain, key = certificate_files(tmp_path)
     context = ssl.create_default_context()
     AUTHORITY.configure_trust(context)
@@ -92,19 +97,7 @@ def test_the_service_supports_tls(models: Path, tmp_path: Path, workers: str) ->
             httpx.get(server.url, verify=ssl.create_default_context(), trust_env=False)
         with pytest.raises(httpx.TransportError):
             httpx.get(server.url.replace("https", "http"), trust_env=False)
-    assert "Traceback" not in server.log.read_text()
 
-
-def certificate_of(server: ServeProcess) -> str:
-    """Returns the certificate that a new connection gets."""
-    return ssl.get_server_certificate(server.address)
-
-
-@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.full_grid)])
-def test_sighup_reloads_the_certificate_unless_it_is_invalid(models: Path, tmp_path: Path, workers: str) -> None:
-    chain, key = certificate_files(tmp_path)
-    flags = ("--workers", workers, "--threads", workers, "--tls-cert", str(chain), "--tls-key", str(key))
-    with running(models, tmp_path / "log", *flags) as server:
         first = certificate_of(server)
         certificate_files(tmp_path)
         server.process.send_signal(signal.SIGHUP)
@@ -115,6 +108,8 @@ def test_sighup_reloads_the_certificate_unless_it_is_invalid(models: Path, tmp_p
         wait_until(lambda: server.log.read_text().count("--tls-key") == int(workers))
 
         assert certificate_of(server) == second
+        assert server.log.read_text().count("reloaded the certificate") == int(workers)
+    assert "Traceback" not in server.log.read_text()
 
 
 def test_the_health_command_uses_the_settings_of_the_service(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
