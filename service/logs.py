@@ -32,9 +32,8 @@ def configure_logging(log_format: str, worker: int | None = None) -> None:
             json_serializer=partial(json.dumps, separators=(",", ":")),
         )
     else:
-        formatter = logging.Formatter(
-            "%(asctime)s.%(msecs)03d+00:00 %(levelname)s [%(process)d] %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
-        )
+        process = "%(process)d" if worker is None else f"%(process)d worker {worker}"
+        formatter = logging.Formatter(f"%(asctime)s.%(msecs)03d+00:00 %(levelname)s [{process}] %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
         formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

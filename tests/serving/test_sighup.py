@@ -51,6 +51,7 @@ def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, workers: i
         assert statuses(server, "two", "/models/other") == {200}
         assert server.process.poll() is None
     assert "Traceback" not in server.log.read_text()
+    assert (" worker 1] bertserve.loading: the model tiny is unloaded" in server.log.read_text()) == (workers == 2)
 
 
 CHANGED = f"""
