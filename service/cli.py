@@ -99,6 +99,7 @@ def _score(command: Score) -> int:
 
     configure_logging(command.log_format)
     logging.getLogger().setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as after Ctrl-C, which removes temporary files
     if command.prediction_column == command.warnings_column:
         raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
     settings = _with_one_model(command)

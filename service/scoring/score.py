@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -55,9 +54,9 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
                 (predictor.version, predictor.graph.file, predictor.graph.provider, __version__, sessions.VERSION, cpu_name()),
             )
             return _run(source, source_stat, predictor, blocks, Parts(output, rejected, max_rejected, writer, facts))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # SIGINT, SIGTERM
         print("stopped; run the same command again.", file=sys.stderr)
-        return 128 + signal.SIGINT
+        raise
     except OSError as error:
         name = f"`{error.filename}`" if error.filename else "a file"
         raise StartError(f"{name} cannot be read or written ({error.strerror}); fix that, and run the same command again.") from error

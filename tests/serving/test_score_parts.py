@@ -246,6 +246,15 @@ def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: in
     assert [row["text"] for row in read_rows(output)] == TEXTS
 
 
+def test_sigterm_stops_a_run_to_stdout_without_leftovers(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS])
+    stop = before_each_write(lambda index: index == 1 and signal.raise_signal(signal.SIGTERM))
+    with stop, pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected.jsonl"))
+    assert "stopped; run the same command again" in capsys.readouterr().err
+    assert set(os.listdir(tmp_path)) == {"in.jsonl", "models"}
+
+
 def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits of all masks of a block would not fit into memory."""
     tiny.bundle(tmp_path / "models", task="fill-mask")
@@ -294,7 +303,7 @@ def test_a_run_reads_from_a_pipe_and_resumes_after_a_signal(models: Path, tmp_pa
 
     source = write_lines(tmp_path / "in.jsonl", [{"text": f"{text} {i}"} for i in range(300) for text in TEXTS])
     subprocess.run([*command, source, tmp_path / "whole.jsonl"], check=True, capture_output=True)
-    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, -signal.SIGTERM)):
+    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 128 + signal.SIGTERM)):
         before = set(tmp_path.glob("out.jsonl.parts-*/part-?????"))
         with subprocess.Popen([*command, source, tmp_path / "out.jsonl"], stderr=subprocess.DEVNULL) as process:
             while process.poll() is None and before == set(tmp_path.glob("out.jsonl.parts-*/part-?????")):
