@@ -92,9 +92,11 @@ def _read_folder(text: str, name: str, folder: Path) -> ModelSource:
                 f"--model is `{text}`: a bundle is served under its own name, `{own_name}`; export its checkpoint with another --name."
             )
     elif not is_checkpoint(folder):
+        inside = [path for path in folder.glob("*") if is_bundle(path) or is_checkpoint(path)]
+        hint = f"the newest in it is --model {max(inside, key=os.path.getmtime)}" if inside else "give the folder of one"
         raise StartError(
-            f"`{folder}` is neither a checkpoint, which has a `config.json`, nor a bundle, which has a `{MANIFEST_FILE}`; give one of its "
-            f"folders, or a folder of bundles with --models {folder}."
+            f"`{folder}` is neither a checkpoint, which has a `config.json`, nor a bundle, which has a `{MANIFEST_FILE}`; {hint}, "
+            f"or give a folder of bundles with --models {folder}."
         )
     return ModelSource(_check_name(name or own_name, text), str(folder))
 

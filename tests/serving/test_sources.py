@@ -115,9 +115,9 @@ def test_a_source_that_is_not_a_model_is_refused_with_the_reason(models: Path, c
     nothing = ("./none", "/none", "~/none-such", "a/b/c", "x=./none", "", "x=", "/", "x" * 300)
     monkeypatch.chdir(checkpoint)  # an empty source is not the working directory
     reasons = {
-        str(models): f"--models {models}",
+        str(models): f"--model {models / 'tiny'}, or give .* --models {models}",
         f"other={models}/tiny": "`tiny`",
-        str(run): f"`{run}` is neither",
+        str(run): f"--model {run / 'checkpoint-500'}",
         "bad name=org/model": "give NAME=SOURCE",
         "org/mo del": "give NAME=SOURCE",
     }
