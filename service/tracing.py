@@ -102,7 +102,7 @@ class Tracer:
 
 
 class RequestSpan:
-    """The span of a request, with a child for each of its stages.
+    """The span of a request, or of a line of a stream, with a child for each of its stages.
 
     Attributes:
         tracer: The tracer that started it.
@@ -112,11 +112,11 @@ class RequestSpan:
         is_recording: Whether it is exported; otherwise only its ids are used, and stages must not be added.
     """
 
-    def __init__(self, tracer: Tracer, context: Context, start: float) -> None:
+    def __init__(self, tracer: Tracer, context: Context, start: float, kind: SpanKind = SpanKind.SERVER) -> None:
         """Starts the span of a request in the trace of a context, or in a new one."""
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
         self.tracer = tracer
-        self.span: Span = tracer.spans.start_span("request", context, SpanKind.SERVER, start_time=self.to_ns(start))
+        self.span: Span = tracer.spans.start_span("request", context, kind, start_time=self.to_ns(start))
         ids = self.span.get_span_context()
         self.trace_id, self.span_id = f"{ids.trace_id:032x}", f"{ids.span_id:016x}"
         self.traceparent = f"00-{self.trace_id}-{self.span_id}-{ids.trace_flags:02x}"
@@ -126,6 +126,10 @@ class RequestSpan:
     def to_ns(self, seconds: float) -> int:
         """Returns a time in nanoseconds since 1970."""
         return self._epoch_ns + int(seconds * 1e9)
+
+    def start_line(self, start: float) -> RequestSpan:
+        """Starts the span of a line of this request."""
+        return RequestSpan(self.tracer, self._context, start, SpanKind.INTERNAL)
 
     def add_stage(self, name: Literal["tokenize", "run", "decode"], start: float, end: float, *, links: Sequence[Link] = ()) -> None:
         """Adds a stage that has ended. Called from several threads."""

@@ -59,15 +59,15 @@ class Call:
             return prediction, to_json(self.body.to_response(prediction.results)), JSON_HEADERS
         return prediction, *self.encode(prediction)
 
-    async def answer_when_admitted(self, request: RequestContext, timeout_s: float) -> bytes:
+    async def answer_when_admitted(self, request: RequestContext, timeout_s: float, **options: Any) -> bytes:
         """Returns the body of the response. If the model refuses, it asks again for `timeout_s` seconds; only the last refusal counts."""
         end = time.monotonic() + timeout_s
         while (left_s := end - time.monotonic()) > 0:
             try:
-                return (await self.answer(request, timeout_s, counts_refusals=False))[1]
+                return (await self.answer(request, timeout_s, counts_refusals=False, **options))[1]
             except RefusedError as error:  # each attempt can tokenize the inputs again
                 await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, left_s)))
-        return (await self.answer(request, timeout_s))[1]
+        return (await self.answer(request, timeout_s, **options))[1]
 
     def headers(self, prediction: Prediction) -> list[tuple[bytes, bytes]]:
         """Returns the headers of a response that do not describe its body."""

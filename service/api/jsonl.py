@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LINES_TYPE = "application/x-ndjson"  # of JSON Lines, also by these names
 LINES_TYPES = frozenset({LINES_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
 MAX_BYTES = 2**16  # of lines in progress: more would wait for each other in the queue, where their deadlines would pass
+MAX_TRACED_LINES = 128  # of a stream, which can have millions
 READ_AHEAD_BYTES = 2**18  # what is read while lines are in progress, because only reading detects a disconnected client
 
 
@@ -120,6 +121,9 @@ class LineStream:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape, and the status; counts both."""
         start, request = time.perf_counter(), self._request
         task, model, status = self._route.task or UNKNOWN, UNKNOWN, CLIENT_GONE
+        trace = None
+        if request.trace is not None and request.trace.is_recording and number <= MAX_TRACED_LINES:
+            trace = request.trace.start_line(start)
         try:
             request.state.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can have no end
             if len(line) > self._settings.max_body_bytes:
@@ -128,7 +132,7 @@ class LineStream:
                 await request.turns.take()
             call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             task, model = call.task, call.model.name
-            body, status = await call.answer_when_admitted(request, self._timeout_s), HTTPStatus.OK
+            body, status = await call.answer_when_admitted(request, self._timeout_s, trace=trace), HTTPStatus.OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.add_prefix(f"line {number}: ")
@@ -137,5 +141,9 @@ class LineStream:
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._error_log.write(error, request.log_fields())
         finally:
-            request.state.metrics.record_request(task, model, status, time.perf_counter() - start)
+            end = time.perf_counter()
+            request.state.metrics.record_request(task, model, status, end - start)
+            if trace is not None:
+                attributes = {"bertserve.task": task, "bertserve.model": model, "bertserve.line.status": str(status)}
+                trace.end(end, name="line", attributes=attributes, failed=status >= HTTPStatus.INTERNAL_SERVER_ERROR)
         return body, status

@@ -136,6 +136,19 @@ async def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collecto
     assert server.status.code == Status.STATUS_CODE_UNSET
 
 
+async def test_each_of_the_first_lines_of_a_stream_is_a_span_with_its_stages(models: Path, collector: Collector) -> None:
+    lines = b'{"inputs": "good"}\n{"inputs": 1}\n' * 65
+    async with traced_client(models, collector) as client:
+        await client.post("/classify", content=lines, headers={"content-type": "application/x-ndjson"})
+    spans = {span.span_id: span for span in collector.spans if span.name == "line"}
+    assert {span.parent_span_id for span in spans.values()} == {collector.one("POST /classify").span_id}
+    statuses = [values(span)["bertserve.line.status"] for span in spans.values()]
+    assert (len(statuses), statuses.count("200")) == (128, 64)
+    for stage in ("tokenize", "run", "decode"):
+        assert {span.parent_span_id for span in collector.spans if span.name == stage} < spans.keys()
+    assert {link.span_id for span in collector.spans if span.name == "batch tiny" for link in span.links} <= spans.keys()
+
+
 async def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collector: Collector) -> None:
     engine = FakeEngine()
     service = fake_service(models, engine)
