@@ -230,7 +230,7 @@ class Settings(ModelSettings):
     max_concurrent_per_key: int | None = Field(
         None, ge=1, description="Maximum open requests to models per API key and worker; more get 429 (default: no limit)."
     )
-    max_stream_requests: int = Field(32, ge=1, le=4096, description="Maximum lines of one JSON Lines stream in progress.")
+    max_stream_requests: int = Field(32, ge=1, le=4096, description="Maximum lines of a stream in progress, of 2 KiB on average.")
     timeout_ms: int = Field(30000, ge=1, description="Default deadline in ms: all inputs of a request must have started by then.")
     max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline in ms that a request can set.")
     shutdown_timeout_s: float = Field(30, ge=0, description="Seconds to finish admitted requests during shutdown.")

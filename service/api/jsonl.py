@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LINES_TYPE = "application/x-ndjson"  # of JSON Lines, also by these names
 LINES_TYPES = frozenset({LINES_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
-MAX_BYTES = 2**16  # of lines in progress: more would wait for each other in the queue, where their deadlines would pass
+MEAN_BYTES = 2**11  # of lines in progress, at most: longer ones would wait for each other in the queue, where their deadlines would pass
 MAX_TRACED_LINES = 128  # of a stream, which can have millions
 READ_AHEAD_BYTES = 2**18  # what is read while lines are in progress, because only reading detects a disconnected client
 
@@ -103,7 +103,8 @@ class LineStream:
 
     def _start_lines(self) -> None:
         """Starts a request for each line that is not blank, while the limits allow it."""
-        while len(self._lines) < self._settings.max_stream_requests and self._bytes < MAX_BYTES:
+        max_lines = self._settings.max_stream_requests
+        while len(self._lines) < max_lines and self._bytes < max_lines * MEAN_BYTES:
             if self._unread[:1].isspace():
                 self._unread = self._unread.lstrip()  # blank lines, of which there can be many
             end = self._unread.find(b"\n")
