@@ -63,16 +63,11 @@ def test_the_default_is_the_only_candidate_or_the_configured_model(
 
 
 @pytest.mark.parametrize("file_text", ["{}", '{"classify": "a"}'])
-def test_a_broken_model_is_not_a_candidate(tmp_path: Path, file_text: str) -> None:
+def test_a_broken_model_is_not_a_candidate_and_check_lists_it(tmp_path: Path, file_text: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(file_text)
     (folder / "a/tokenizer.json").write_text("{}")
     assert state_of(folder, skip_broken=True).registry.defaults == {"text-classification": "b"}
-
-
-def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
-    (folder / "a/tokenizer.json").write_text("{}")
     asyncio.run(check(Settings(models=folder, skip_broken=True)))
     first, second = capsys.readouterr().out.splitlines()
     assert [first.startswith("b: text-classification"), second.startswith("a: not loaded")] == [True, True]

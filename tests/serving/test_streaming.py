@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -300,22 +301,19 @@ async def test_lines_wait_while_the_queue_is_full(models: Path, timeout_ms: str)
     assert metric(page, "refused_total") == items.count("overloaded")
 
 
+def stream_failing(models: Path, failure: Exception) -> tuple[list[str], int]:
+    """Returns the errors of a line whose prediction fails and of an invalid line, and the number of predictions."""
+    service, predict = state_of(models), AsyncMock(side_effect=failure)
+    service.registry.get("tiny").predict = predict
+    content, headers = to_lines({"inputs": "a"}, {"inputs": 1}), LINES | {"x-request-timeout-ms": "300"}
+    answer = run_with_client(service, lambda client: client.post("/classify", content=content, headers=headers))
+    return [error["error_type"] for error in from_lines(answer)], predict.await_count
+
+
 def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
     """It waits for the predicted time before it asks again, because each attempt may tokenize it again."""
-    service, attempts = state_of(models), 0
-
-    async def refuse(*_: Any, **__: Any) -> Any:
-        nonlocal attempts
-        attempts += 1
-        raise RefusedError("the queue is long.", reason="deadline", retry_after_s=1000)
-
-    service.registry.get("tiny").predict = refuse
-    headers = LINES | {"x-request-timeout-ms": "300"}
-    answer = run_with_client(
-        service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=headers)
-    )
-    assert [error["error_type"] for error in from_lines(answer)] == ["overloaded", "invalid_value"]
-    assert attempts == 2
+    refusal = RefusedError("the queue is long.", reason="deadline", retry_after_s=1000)
+    assert stream_failing(models, refusal) == (["overloaded", "invalid_value"], 2)
 
 
 @pytest.mark.parametrize(
@@ -325,18 +323,7 @@ def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
 def test_a_failure_of_the_service_is_logged(
     models: Path, caplog: pytest.LogCaptureFixture, failure: Exception, kind: str, log_text: str
 ) -> None:
-    service: AppState = state_of(models)
-    model = service.registry.get("tiny")
-
-    async def broken(*_: Any, **__: Any) -> Any:
-        raise failure
-
-    model.predict = broken
-    answer = run_with_client(
-        service, lambda client: client.post("/classify", content=to_lines({"inputs": "a"}, {"inputs": 1}), headers=LINES)
-    )
-
-    assert [error["error_type"] for error in from_lines(answer)] == [kind, "invalid_value"]
+    assert stream_failing(models, failure) == ([kind, "invalid_value"], 1)
     assert len(caplog.records) == 1
     assert log_text in caplog.text and "swordfish" not in caplog.text
 
