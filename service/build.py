@@ -73,11 +73,10 @@ def build(
     )
     load = partial(loading.load_model, settings=model_settings, scheduler=scheduler, metrics=metrics)
     registry = _load_registry(load, paths, settings, metrics, parallel_loads=threads)
-    # a GPU can also have only fp32 graphs
-    queue.max_batch_tokens = max(settings.batch_tokens(model.graph.precision) for model in registry.models.values())
     if not on_cpu:
         own_threads = f"{plural(threads, 'inference thread')} and {plural(prepare_threads, 'prepare thread')}"
-        logger.info("GPU %d: %s of this worker, batches of up to %d tokens", settings.device_id, own_threads, queue.max_batch_tokens)
+        batch_tokens = max(model.max_batch_tokens for model in registry.models.values())
+        logger.info("GPU %d: %s of this worker, batches of up to %d tokens", settings.device_id, own_threads, batch_tokens)
     return AppState(
         registry=registry,
         reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),
@@ -106,7 +105,7 @@ def _queue(settings: Settings, index: int, threads: int, batch_tokens: int) -> R
             f"--max-queue-tokens is {settings.max_queue_tokens}, which gives this worker {queue_tokens}, less than --max-batch-tokens, "
             f"which is {batch_tokens}; raise the first or lower the second."
         )
-    return RequestQueue(max_batch_tokens=batch_tokens, max_queue_tokens=queue_tokens, threads=threads)
+    return RequestQueue(max_queue_tokens=queue_tokens, threads=threads)
 
 
 def _tracer(endpoint: str | None) -> Tracer | None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -202,7 +202,7 @@ def _describe_service(state: AppState, cpu: str) -> dict[str, Any]:
     return {
         "name": "bertserve",
         "version": __version__,
-        "limits": {**_limits(state), "threads": state.total_threads},
+        "limits": {**_limits(state, state.registry.models.values()), "threads": state.total_threads},
         "worker": {
             "index": state.worker_index,
             "workers": settings.workers,
@@ -254,16 +254,17 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         },
         "batch_invariant": graph.batch_invariant,
         **({} if graph.calibration is None else {"calibration": graph.calibration.model_dump()}),
-        "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state)},
+        "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state, [model])},
         "metrics": [metric.model_dump() for metric in manifest.metrics],
         "validation": graph.validation.model_dump(),
         "source": manifest.source.model_dump(),
     }
 
 
-def _limits(state: AppState) -> dict[str, Any]:
+def _limits(state: AppState, models: Iterable[Model]) -> dict[str, Any]:
+    """Returns the limits of requests to these models."""
     names = {name for name in Settings.model_fields if name.startswith("max_") or name == "timeout_ms"}
-    return state.settings.model_dump(include=names) | {"max_batch_tokens": state.scheduler.queue.max_batch_tokens}
+    return state.settings.model_dump(include=names) | {"max_batch_tokens": max((model.max_batch_tokens for model in models), default=None)}
 
 
 def _json(value: Any) -> Response:

@@ -95,7 +95,7 @@ def load_model(path: Path, served: Model | None = None, *, settings: ModelSettin
             cost_model=cost_model,
             scheduler=scheduler,
             metrics=metrics.model(manifest.task, manifest.name),
-            batch_variant=settings.batch_variant_graphs,
+            settings=settings,
         )
 
 

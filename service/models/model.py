@@ -16,6 +16,7 @@ from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import total_chars
 from bertserve.service.tasks.step import TaskModel
@@ -48,9 +49,9 @@ class Model:
         cost_model: CostModel,
         scheduler: Scheduler,
         metrics: ModelMetrics,
-        batch_variant: bool = False,
+        settings: ModelSettings,
     ) -> None:
-        """Combines the parts of a model; with `batch_variant`, texts share a batch even if the graph is not batch-invariant.
+        """Combines the parts of a model.
 
         The scheduler belongs to the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
         learns from each run.
@@ -61,7 +62,8 @@ class Model:
         self.tasks = tasks_of(bundle.manifest)
         self.graph = graph
         self.engines = engines
-        self.shares_batches = graph.batch_invariant or batch_variant
+        self.max_batch_tokens = settings.batch_tokens(graph.precision)
+        self.shares_batches = graph.batch_invariant or settings.batch_variant_graphs
         self.seconds = cost_model.seconds
         self.padded_shape = graph.padded_shape
         self.metric_labels = (self.name, bundle.version, graph.precision, graph.provider)

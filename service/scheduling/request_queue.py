@@ -42,7 +42,6 @@ class RequestQueue:
     """Waiting requests and items in fair order, within a limit of tokens.
 
     Attributes:
-        max_batch_tokens: Maximum tokens of a batch: rows times padded length.
         max_queue_tokens: Maximum tokens that all open requests hold together.
         max_request_tokens: Maximum `held_tokens` after a request larger than a batch is admitted; so also the maximum size of a request.
         threads: Number of batches that run at the same time.
@@ -51,9 +50,8 @@ class RequestQueue:
         queue_items: Items that wait.
     """
 
-    def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, threads: int = 1) -> None:
+    def __init__(self, *, max_queue_tokens: int, threads: int = 1) -> None:
         """Creates an empty queue."""
-        self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
         self.max_request_tokens = max_queue_tokens - int(max_queue_tokens * SHARE_FOR_SMALL)
         self.requests: set[ScheduledRequest] = set()
@@ -96,7 +94,7 @@ class RequestQueue:
         Raises:
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
-        limit = self.max_request_tokens if request.held_tokens > self.max_batch_tokens else self.max_queue_tokens
+        limit = self.max_request_tokens if request.held_tokens > request.runner.max_batch_tokens else self.max_queue_tokens
         if self.held_tokens + request.held_tokens > limit:
             raise self._full_error(request.held_tokens, limit, remaining_s)
         request.priority = request.arrived
@@ -205,7 +203,7 @@ class RequestQueue:
         for index, (tokens, payload) in enumerate(payloads):
             if tokens not in runs:
                 _, length = runner.padded_shape(1, tokens) or (1, tokens)
-                full = max(1, self.max_batch_tokens // max(1, length)) if runner.shares_batches else 1
+                full = max(1, runner.max_batch_tokens // max(1, length)) if runner.shares_batches else 1
                 runs[tokens] = length, runner.seconds(full, length) / full
             length, seconds = runs[tokens]
             items.append(Item(request, index, payload, length, seconds, request.priority))
@@ -239,7 +237,7 @@ class RequestQueue:
         for item in chain.from_iterable(waiting.nearest(runner, length, head.priority + MAX_LAG_S) for waiting in waiting_items):
             longer = max(length, item.length)
             shape = runner.padded_shape(rows + 1, longer)
-            if shape is None or shape[0] * shape[1] > self.max_batch_tokens:
+            if shape is None or shape[0] * shape[1] > runner.max_batch_tokens:
                 continue
             # cost of real rows only: rows that pad a planned shape are free for the next batch-mate
             run_s = runner.seconds(rows + 1, longer)

@@ -15,6 +15,10 @@ class Runner(Protocol):
     """Runs batches of items, for example of a model."""
 
     @property
+    def max_batch_tokens(self) -> int:
+        """Maximum tokens of a batch: rows times padded length."""
+
+    @property
     def shares_batches(self) -> bool:
         """Whether items of several requests, or several items of one, can share a batch."""
 

@@ -1,7 +1,9 @@
 """Execution providers: options, the folder of TensorRT engines, and errors for unavailable providers; no test needs a GPU."""
 
+import asyncio
 import ctypes
 import logging
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -288,8 +290,14 @@ def test_a_gpu_has_defaults_of_its_own(
     tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
     with caplog.at_level(logging.INFO, logger="bertserve.loading"):
         service = state_of(tmp_path, provider="cuda", cuda_graphs=False, **flags)
-    assert (service.scheduler.queue.threads, service.scheduler.queue.max_batch_tokens) == (threads, tokens)
-    plans = [model.graph.shapes for model in service.registry.models.values()]
-    assert [plan.all_shapes[0][0] * plan.all_shapes[0][1] for plan in plans if plan] == [tokens]
+    model = service.registry.models["tiny"]
+    assert (service.scheduler.queue.threads, model.max_batch_tokens) == (threads, tokens)
+    assert model.graph.shapes is not None
+    assert math.prod(model.graph.shapes.all_shapes[0]) == tokens
     [line] = [line for line in caplog.messages if line.startswith("GPU")]
     assert [int(number) for number in re.findall(r"\d+", line)] == [0, threads, 8 // flags.get("workers", 1), tokens]
+
+    # a model that is loaded later has the limit of its own precision
+    tiny.edit(tmp_path / "tiny", lambda fields: fields["graphs"][0].update(precision="fp16"))
+    asyncio.run(service.reloader.refresh())
+    assert service.registry.models["tiny"].max_batch_tokens == flags.get("max_batch_tokens", 16384)

@@ -38,7 +38,7 @@ def alone(seconds: float) -> FakeRunner:
 
 
 def new_queue(**options: Any) -> RequestQueue:
-    return RequestQueue(**{"max_batch_tokens": 64, "max_queue_tokens": 10_000} | options)
+    return RequestQueue(**{"max_queue_tokens": 10_000} | options)
 
 
 def add(queue: RequestQueue, *tokens: int, now: float = 0.0, deadline: float = 100.0, runner: FakeRunner = MODEL) -> ScheduledRequest:
@@ -80,12 +80,19 @@ def test_texts_are_not_batched_if_a_batch_saves_no_time() -> None:
 
 
 def test_a_short_text_does_not_join_if_its_padding_costs_more_than_its_run() -> None:
-    queue, runner = new_queue(max_batch_tokens=4096), FakeRunner(lambda rows, length: 0.010 + rows * length * 1e-3)
+    queue, runner = new_queue(), FakeRunner(lambda rows, length: 0.010 + rows * length * 1e-3, max_batch_tokens=4096)
     for tokens in (8, 64, *[8] * 9):
         add(queue, tokens, runner=runner)
     batches = [[item.length for item in batch] for batch in drain(queue)]
     assert [64] in batches
     assert len(batches[0]) > 1
+
+
+def test_each_model_has_its_own_batch_limit() -> None:
+    queue = new_queue()
+    for runner in [FakeRunner(expensive_start, max_batch_tokens=limit) for limit in (32, 16)] * 4:
+        add(queue, 8, runner=runner)
+    assert [len(batch) for batch in drain(queue)] == [4, 2, 2]
 
 
 def test_an_item_over_the_batch_limit_runs_alone() -> None:
@@ -116,22 +123,22 @@ def test_a_request_holds_its_tokens_until_it_ends() -> None:
 
 
 def test_large_requests_leave_room_for_small_ones() -> None:
-    queue = new_queue(max_queue_tokens=1024, max_batch_tokens=16)
-    add(queue, 512)
-    add(queue, 384)
+    queue, runner = new_queue(max_queue_tokens=1024), FakeRunner(expensive_start, max_batch_tokens=16)
+    add(queue, 512, runner=runner)
+    add(queue, 384, runner=runner)
     with pytest.raises(RefusedError):
-        add(queue, 20)
+        add(queue, 20, runner=runner)
     for _ in range(8):
-        add(queue, 16)
+        add(queue, 16, runner=runner)
     with pytest.raises(RefusedError):
-        add(queue, 16)
+        add(queue, 16, runner=runner)
     with pytest.raises(RefusedError):
         queue.check_arrival(100.0, 0.0)
-    empty = new_queue(max_queue_tokens=1024, max_batch_tokens=16)
+    empty = new_queue(max_queue_tokens=1024)
     with pytest.raises(RefusedError):
-        add(empty, 897)
-    add(empty, empty.max_request_tokens)
-    add(empty, 16)
+        add(empty, 897, runner=runner)
+    add(empty, empty.max_request_tokens, runner=runner)
+    add(empty, 16, runner=runner)
     assert empty.held_tokens == 896 + 16
 
 
@@ -194,10 +201,10 @@ def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -
 
 def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
     """A full queue predicts from its queued seconds when the request will fit."""
-    queue = new_queue(max_queue_tokens=100, max_batch_tokens=40)
+    queue = new_queue(max_queue_tokens=100)
     add(queue, 40, 40, runner=alone(4.0))
     with pytest.raises(RefusedError) as error:
-        add(queue, 50)
+        add(queue, 50, runner=FakeRunner(expensive_start, max_batch_tokens=40))
     assert error.value.retry_after_s == 4.2  # 42 of 80 tokens, because large requests leave an eighth of the queue
 
 
@@ -330,8 +337,8 @@ def test_a_batch_takes_time_in_proportion_to_its_items() -> None:
     """A batch of short texts has thousands, and the event loop waits for the lock of the thread that takes it."""
 
     def count_lines(rows: int) -> int:
-        queue = new_queue(max_batch_tokens=10**6)
-        add(queue, *[3] * rows)
+        queue = new_queue()
+        add(queue, *[3] * rows, runner=FakeRunner(expensive_start, max_batch_tokens=10**6))
         batch: list[Item] = []
         count = lines_of(lambda: batch.extend(queue.take(0.0)))
         assert len(batch) == rows

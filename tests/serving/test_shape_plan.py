@@ -93,8 +93,8 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(32, 64))
 def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], budget: int) -> None:
     """No item is left over. Plans end at 32 tokens; an item of 40 stands for 32 tokens and 8 masks."""
-    queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
-    runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, shape=PLAN.padded_shape)
+    queue = RequestQueue(max_queue_tokens=10_000)
+    runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, max_batch_tokens=budget, shape=PLAN.padded_shape)
     for length in lengths:
         queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6, length), [(length, length)], 1e6)
     batches = []

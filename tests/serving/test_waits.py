@@ -58,7 +58,7 @@ def test_a_retry_after_the_announced_time_is_admitted(shares: bool, max_queue_to
     refused_again = {1.0: 0, 1.1: 0}
     for seed in range(10):
         for factor in refused_again:
-            simulation = Simulation(2, FakeRunner(predicted_s, shares_batches=shares), max_queue_tokens, seed)
+            simulation = Simulation(2, FakeRunner(predicted_s, max_batch_tokens=8192, shares_batches=shares), max_queue_tokens, seed)
             while not simulation.refusals:
                 simulation.play(simulation.now + 0.001)
                 last = short_and_long(simulation.random)

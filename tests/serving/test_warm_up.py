@@ -23,7 +23,7 @@ SHAPES = {(1, 16), (4, 16), (1, 32)}
 
 
 def new_scheduler() -> Scheduler:
-    return Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=1000, threads=2))
+    return Scheduler(RequestQueue(max_queue_tokens=1000, threads=2))
 
 
 async def run(scheduler: Scheduler, runner: FakeRunner, texts: int = 1) -> None:

@@ -35,12 +35,14 @@ class FakeRunner:
         self,
         seconds: Callable[[int, int], float],
         *,
+        max_batch_tokens: int = 64,
         shares_batches: bool = True,
         shape: Callable[[int, int], tuple[int, int] | None] = lambda rows, length: (rows, length),
         run: Callable[[Sequence[Any]], Sequence[Any]] = list,
         run_multi_threaded: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
     ) -> None:
         self.seconds = seconds
+        self.max_batch_tokens = max_batch_tokens
         self.shares_batches = shares_batches
         self.padded_shape = shape
         self._run = {False: run, True: run_multi_threaded or run}

@@ -56,7 +56,7 @@ class Harness:
         self.runner = FakeRunner(batch_seconds, run=self.work)
         self.clock = ManualClock()
         multi_threads = more.pop("multi_threads", 1)
-        self.queue = queue(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "threads": threads} | more)
+        self.queue = queue(**{"max_queue_tokens": 1000, "threads": threads} | more)
         self.hangs = 0
         self.scheduler = Scheduler(
             self.queue, multi_threads=multi_threads, clock=self.clock if manual else time.monotonic, on_hang=self.count_hang

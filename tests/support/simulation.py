@@ -77,7 +77,7 @@ class Simulation:
     """
 
     threads: int
-    runner: FakeRunner = field(default_factory=lambda: FakeRunner(predicted_s))
+    runner: FakeRunner = field(default_factory=lambda: FakeRunner(predicted_s, max_batch_tokens=8192))
     max_queue_tokens: int = 10**6
     seed: int = 7
     slower: float = 1.0
@@ -87,7 +87,7 @@ class Simulation:
     on_end: Callable[[ScheduledRequest], None] = lambda request: None
 
     def __post_init__(self) -> None:
-        self.queue = RequestQueue(max_batch_tokens=8192, max_queue_tokens=self.max_queue_tokens, threads=self.threads)
+        self.queue = RequestQueue(max_queue_tokens=self.max_queue_tokens, threads=self.threads)
         self.random = random.Random(self.seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_count = 0
