@@ -179,8 +179,8 @@ def generated_pages() -> dict[Path, str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    top, *others = (f"| {' | '.join(line)} |" for line in (head, *rows))
+    return "\n".join([top, f"|{'---|' * len(head)}", *others])
 
 
 def _list(items: Iterable[tuple[str, str]]) -> str:
