@@ -10,6 +10,7 @@ from bertserve.service.api.call import Call
 from bertserve.service.api.error_responses import error_text
 from bertserve.service.api.formats import cohere, kserve, open_inference, openai
 from bertserve.service.api.formats.hugging_face import read_at_base, read_for_model, read_for_task
+from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
 from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import InferenceRoute
@@ -63,7 +64,7 @@ def inference_routes() -> list[InferenceRoute]:
         _of_any_task("/invocations", read_at_base, "The same as the base URL, for SageMaker"),
         InferenceRoute(
             "/predict",
-            functools.partial(read_for_task, classify.TASK, SequencesBody),
+            functools.partial(read_for_task, classify.TASK, SequencesBody, ignores=is_null_or_ignored),
             "Classify texts or pairs of texts, in the format of Text Embeddings Inference",
             (SequencesBody,),
             list[LabelScore] | list[list[LabelScore]],
@@ -71,7 +72,7 @@ def inference_routes() -> list[InferenceRoute]:
         ),
         InferenceRoute(
             "/embed_all",
-            functools.partial(read_for_task, embed.TASK, EmbedAllBody),
+            functools.partial(read_for_task, embed.TASK, EmbedAllBody, ignores=is_null_or_ignored),
             "Embed each token of texts, in the format of Text Embeddings Inference",
             (EmbedAllBody,),
             list[list[list[float]]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -24,26 +24,6 @@ from bertserve.service.errors import (
 )
 
 _SHOWN_CHARS = 40  # characters of a wrong value that a message shows
-# Fields that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
-IGNORED_FIELDS: Mapping[str, Sequence[Any] | None] = {
-    "options": None,  # the Inference API sends it; `IGNORED_OPTIONS` are its names
-    "use_cache": None,
-    "wait_for_model": None,
-    "user": None,  # the name of the end user, in the OpenAI API
-    "stream": (False, None),  # answers are not streamed
-    "encoding_format": ("float", None),  # only vectors have other formats
-}
-# Names in `options` of the Inference API and its clients. They are about waiting for a model and about caches.
-IGNORED_OPTIONS = (
-    "use_cache",
-    "wait_for_model",
-    "use_gpu",
-    "dont_load_model",
-    "retry_on_error",
-    "includeCredentials",
-    "taskHint",
-    "signal",
-)
 # How bodies in other formats begin, and what an error says about them.
 _OTHER_FORMATS = {
     rb"\x1f\x8b": "it looks like gzip, so send it uncompressed",
@@ -52,19 +32,24 @@ _OTHER_FORMATS = {
     rb"\{[^\n]*\}[ \r]*\n\s*\{": "it looks like JSON Lines, which tasks take with the header `content-type: application/x-ndjson`",
 }
 
+# Takes the name and the value of a field that a body does not have, and returns whether it changes nothing.
+IgnoresField = Callable[[str, Any], bool]
 B = TypeVar("B", bound=TaskBody)
 C = TypeVar("C", bound=ClosedModel)
 
 
-def read_as(body_type: type[B], raw: bytes, limits: Limits) -> B:
-    """Reads a request body of a class.
+def ignores_no_field(name: str, value: Any) -> bool:
+    """Returns false: every field counts."""
+    return False
+
+
+def read_as(body_type: type[B], raw: bytes, limits: Limits, ignores: IgnoresField = ignores_no_field) -> B:
+    """Reads a request body of a class, like `validate_as`.
 
     Raises:
         MalformedRequestError: The body is not JSON.
-        InvalidValueError: The JSON does not match the class.
-        TooLargeError: A list or a text exceeds its limit.
     """
-    return validate_as(body_type, parse_json(raw, body_type), limits)
+    return validate_as(body_type, parse_json(raw, body_type), limits, ignores)
 
 
 def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
@@ -101,8 +86,8 @@ def read_protocol(body_type: type[C], raw: bytes, example: Mapping[str, Any]) ->
         raise _translate(error, example) from error
 
 
-def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
-    """Validates the JSON value of a request body of a class.
+def validate_as(body_type: type[B], value: Any, limits: Limits, ignores: IgnoresField = ignores_no_field) -> B:
+    """Validates the JSON value of a request body of a class, except for the fields that `ignores` accepts.
 
     Raises:
         InvalidValueError: The value does not match the class.
@@ -117,7 +102,10 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
             example=json.dumps(body_type.example()),
         )
     if not value.keys() <= field_names(body_type):
-        _check_fields(value, body_type)
+        # the check stops at the first wrong field, so a million fields cost no more
+        for name, content in value.items():
+            if name not in field_names(body_type) and not ignores(name, content):
+                raise _unknown_field_error(name, body_type)
     try:
         body = body_type.model_validate(value)
     except ValidationError as validation_error:
@@ -163,27 +151,6 @@ def check_names(names: Iterable[str], known: Sequence[str], holder: str, error_c
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
         raise _unknown_name_error(unknown, holder, known, error_class)
-
-
-def _check_fields(value: Mapping[str, Any], body: type[TaskBody]) -> None:
-    """Checks that all fields of a body are known or harmless.
-
-    Raises:
-        InvalidValueError: A field is unknown or not supported. The message says where it belongs, or has the most similar name.
-    """
-    # the check stops at the first wrong field, so a million fields cost no more
-    for name, content in value.items():
-        if name in field_names(body) or (content is None and body.ignores_null_fields):
-            continue
-        if name not in IGNORED_FIELDS:
-            raise _unknown_field_error(name, body)
-        allowed = IGNORED_FIELDS[name]
-        if allowed is not None and content not in allowed:
-            raise InvalidValueError("`{field}` asks for a response format that this endpoint does not have; remove `{field}`.", field=name)
-        if name == "options" and content is not None:
-            if not isinstance(content, dict):
-                raise InvalidValueError("`options` must be an object; fix or remove it.")
-            check_names(content, IGNORED_OPTIONS, "`options`")
 
 
 def _translate(error: ValidationError, example: Mapping[str, Any], body: type[TaskBody] | None = None) -> InvalidValueError | TooLargeError:

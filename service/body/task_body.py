@@ -1,7 +1,7 @@
 """The common parts of all tasks' bodies: types of `inputs`, `parameters`, and the shape of an answer.
 
-An unknown name is an error, because it would have no effect. `ClosedModel` checks the names in `parameters` and in the objects of `inputs`.
-`reading.py` checks the names next to `inputs`; it ignores some names that clients send.
+An unknown name is an error, because it would have no effect. `ClosedModel` checks the names in `parameters` and in the objects of `inputs`,
+`reading.py` those next to `inputs`.
 """
 
 from __future__ import annotations
@@ -98,8 +98,6 @@ class ClosedModel(BaseModel):
 class TaskBody(BaseModel):
     """Base of all request bodies. Most have `inputs` and `parameters`; those in other services' formats have no `parameters`."""
 
-    # Whether a key with the value null is ignored, whatever its name: some clients of other services send null for unset fields.
-    ignores_null_fields: ClassVar[bool] = False
     # Class of the `parameters`, from the field; one without fields if there are none.
     parameters_type: ClassVar[type[ClosedModel]] = ClosedModel
     # The `parameters` of a body without them. They are frozen, so all requests share them.

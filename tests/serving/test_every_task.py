@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
-from bertserve.service.body.reading import IGNORED_FIELDS, IGNORED_OPTIONS
+from bertserve.service.api.formats.ignored_fields import CLIENT_OPTIONS, IGNORED_FIELDS
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import SHORT_CHARS
 from support import tiny
@@ -233,7 +233,7 @@ def test_rerank_options_are_refused_within_parameters(api: Send) -> None:
 
 @each_path
 def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> None:
-    more = {"options": dict.fromkeys(IGNORED_OPTIONS, True), "use_cache": False, "wait_for_model": True, "user": "me"}
+    more = {"options": dict.fromkeys(CLIENT_OPTIONS, True), "use_cache": False, "wait_for_model": True, "user": "me"}
     more |= {"stream": False, "encoding_format": "float"}
     assert set(more) == set(IGNORED_FIELDS)
     expected = result(api, path, **BODIES[path])

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
+from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.formats.openai import usage
 from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
@@ -44,7 +45,6 @@ class DocumentsBody(rerank.QueryBody):
     """Body of a rerank request in the format of Cohere's and Jina's APIs."""
 
     model_config = body_config(query="What is a panda?", documents=["A panda is a bear.", "The bridge was built in 1886."], top_n=1)
-    ignores_null_fields: ClassVar[bool] = True
     input_name: ClassVar[str] = "documents"
 
     documents: Annotated[list[_Document], LIST_LIMIT, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
@@ -63,7 +63,7 @@ class DocumentsBody(rerank.QueryBody):
 
 def read_rerank(raw: bytes, request: RequestContext) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
-    body = read_as(DocumentsBody, raw, request.state.limits)
+    body = read_as(DocumentsBody, raw, request.state.limits, is_null_or_ignored)
     model = request.state.registry.for_task(rerank.TASK, body.model)
     documents = [
         {"text": document} if isinstance(document, str) else document.model_dump() for document in body.documents if body.return_documents

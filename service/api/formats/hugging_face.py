@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from bertserve.service.api.call import JSON_HEADERS, Call
+from bertserve.service.api.formats.ignored_fields import is_ignored
 from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
-from bertserve.service.body.reading import parse_json, read_as, validate_as
+from bertserve.service.body.reading import IgnoresField, parse_json, read_as, validate_as
 from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
@@ -22,9 +23,9 @@ _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 
 
-def read_for_task(task: str, body_type: type[TaskBody], raw: bytes, request: RequestContext) -> Call:
+def read_for_task(task: str, body_type: type[TaskBody], raw: bytes, request: RequestContext, ignores: IgnoresField = is_ignored) -> Call:
     """Reads a body of a class at a task's path; it may name a model."""
-    body = read_as(body_type, raw, request.state.limits)
+    body = read_as(body_type, raw, request.state.limits, ignores)
     return _call(task, request.state.registry.for_task(task, body.model), body, request)
 
 
@@ -33,7 +34,7 @@ def read_for_model(raw: bytes, request: RequestContext, model: Model | None = No
     model = model or request.named_model
     value = parse_json(raw, TASKS[model.task].body)
     task = request.state.registry.task_of_body(model, value)
-    body = validate_as(TASKS[task].body, value, request.state.limits)
+    body = validate_as(TASKS[task].body, value, request.state.limits, is_ignored)
     if body.model not in (None, model.name):
         raise InvalidValueError(
             "`model` is `{name}`, but the path names `{model}`; remove one of them.", name=CallerValue(body.model), model=model.name

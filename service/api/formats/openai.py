@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
+from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import read_as
@@ -55,7 +56,6 @@ class EmbeddingsBody(TaskBody):
     """Body of an embedding request in the format of OpenAI's API."""
 
     model_config = body_config(input=["A warm, funny film.", "The bridge was built in 1886."], encoding_format="float")
-    ignores_null_fields: ClassVar[bool] = True
     input_name: ClassVar[str] = "input"
 
     input: Annotated[TextOrTexts, BeforeValidator(_no_token_ids)]
@@ -91,7 +91,7 @@ def usage(prediction: Prediction) -> dict[str, int]:
 
 def read_embeddings(raw: bytes, request: RequestContext) -> Call:
     """Reads a body of `/v1/embeddings`."""
-    body = read_as(EmbeddingsBody, raw, request.state.limits)
+    body = read_as(EmbeddingsBody, raw, request.state.limits, is_null_or_ignored)
     model = request.state.registry.for_task(embed.TASK, body.model)
 
     def encode(prediction: Prediction) -> tuple[bytes, Headers]:

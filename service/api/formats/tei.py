@@ -39,7 +39,6 @@ class SequencesBody(TaskBody):
     """Body of a text classification request; a list of two texts is a pair."""
 
     model_config = body_config(inputs=[["A warm, funny film."], ["A man eats.", "Somebody eats."]])
-    ignores_null_fields: ClassVar[bool] = True
 
     inputs: Annotated[
         Text | Annotated[list[_Item], LIST_LIMIT, Tag(LIST_TAG)],
@@ -95,7 +94,6 @@ class EmbedAllBody(TaskBody):
     """Body of a request for a vector per token."""
 
     model_config = body_config(inputs="A warm, funny film.")
-    ignores_null_fields: ClassVar[bool] = True
     always_list: ClassVar[bool] = True
 
     inputs: TextOrTexts
