@@ -20,7 +20,7 @@ from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import total_chars
 from bertserve.service.tasks.step import TaskModel
-from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
+from bertserve.service.text.tokenizer import INLINE_CHARS, Tokenizer
 
 if TYPE_CHECKING:
     from bertserve.service.tracing import RequestSpan
@@ -139,7 +139,7 @@ class Model:
         arrived = scheduler.clock()
         scheduler.check_arrival(timeout_s)
         # for a short text, a round trip to a thread takes longer than tokenizing
-        payloads = progress.tokenize() if chars <= SHORT_CHARS else await scheduler.prepare(progress.tokenize, chars, timeout_s)
+        payloads = progress.tokenize() if chars <= INLINE_CHARS else await scheduler.prepare(progress.tokenize, chars, timeout_s)
         if payloads:
             request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)
             await scheduler.run(request, payloads)

@@ -165,7 +165,7 @@ class Registry:
         return [task for task in TASKS if self.defaults.get(task) == model.name]
 
     def replace_models(self, models: Mapping[str, Model]) -> None:
-        """Takes other models, and logs changes of default models.
+        """Replaces the models, and logs changes of default models.
 
         A default does not change while its model is loaded; without it, the only candidate is the default.
         """

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from bertserve.service.tasks.cost import ITEM_US
+from bertserve.service.tasks.cost import ENTRY_US
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.text.tokenizer import Tokens
 from bertserve.service.text.words import trimmed
@@ -76,7 +76,7 @@ def _span_answers(passage: Tokens, *, with_marks: bool, align_to_words: bool) ->
 
 def _answer_us(answer: dict[str, Any]) -> int:
     """Returns the predicted microseconds to create an answer and to compare its text: one more per 256 characters."""
-    return ITEM_US + len(answer["answer"]) // 256
+    return ENTRY_US + len(answer["answer"]) // 256
 
 
 class BestAnswers:

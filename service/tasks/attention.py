@@ -19,7 +19,7 @@ from bertserve.service.body.task_body import ClosedModel, Indices, TaskBody, bod
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.classify import TextsOrPairs
-from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost, text_bytes
+from bertserve.service.tasks.cost import ENTRY_BYTES, NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs, too_long_error
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
@@ -92,7 +92,7 @@ def read_attention(input_: TextInput[Maps], model: TaskModel) -> TaskGenerator:
     for start, text in zip(encoding.starts, texts, strict=True):
         offsets[start : start + len(text)] = text.offsets
     cost = Cost(
-        _weight_bytes(input_, length) + sum(ITEM_BYTES + text_bytes(token) for token in tokens),
+        _weight_bytes(input_, length) + sum(ENTRY_BYTES + text_bytes(token) for token in tokens),
         reserved_tokens=len(encoding.maps) * length**2 // 1024,  # the vector of a token has about as many values
     )
     [row] = yield Step([encoding], cost, copy_outputs)
@@ -150,5 +150,5 @@ SPEC = TaskSpec(
         needs="attention in its graphs; export it with `--attentions`",
         discriminator=("parameters", "output_attentions"),
     ),
-    response_bytes=_weight_bytes,
+    answer_bytes=_weight_bytes,
 )

@@ -30,7 +30,7 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest, ModelConfig, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
+from bertserve.service.tasks.cost import ENTRY_BYTES, Cost, longest_label
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
@@ -93,7 +93,7 @@ def classify(input_: TextInput[ClassifyParameters], model: TaskModel) -> TaskGen
     rule = decision_rule(parameters, model, config.labels, can_calibrate=can_calibrate, probabilities=activation != "none")
     returned = min(parameters.top_k or len(config.labels), len(config.labels))
     max_explained = min(returned, MAX_EXPLAINED) if activation == "sigmoid" else 1
-    step.cost = Cost(returned * (ITEM_BYTES + longest_label(config.labels)) + rule.response_bytes)
+    step.cost = Cost(returned * (ENTRY_BYTES + longest_label(config.labels)) + rule.decision_bytes)
     if parameters.explain:
         words = sum(len(text.words) for text in read_texts)
         texts = [text.tokens.text for text in read_texts]
@@ -255,5 +255,5 @@ SPEC = TaskSpec(
     missing_field=missing_labels,
     widths=logit_widths,
     has_one_label=_has_one_label,
-    response_bytes=_explanation_bytes,
+    answer_bytes=_explanation_bytes,
 )

@@ -1,6 +1,6 @@
 """Cost: the resources of an input other than the tokens of its encodings, and the limits of a request.
 
-Decoding counts in predicted microseconds of an inference thread: about one to decode a token, and a few to create an item of an answer.
+Decoding counts in predicted microseconds of an inference thread: about one to decode a token, and a few to create an entry of an answer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_DECODE_US = 2**20  # about one second
 MAX_RESPONSE_BYTES = 2**23  # bytes of the response as JSON; the event loop writes this many in 0.04 s
 # Microseconds of decoding that count as one token in the queue: a small encoder needs about the same time per token.
 US_PER_TOKEN = 32
-# Microseconds to create an item of an answer, such as an entity, or to label a token.
-ITEM_US = 4
-# Bytes of an item of an answer, without its texts: keys, score and offsets of a label, a word or an entity, or the brackets of a vector.
-ITEM_BYTES = 64
+# Microseconds to create an entry of an answer, such as an entity, or to label a token.
+ENTRY_US = 4
+# Bytes of an entry of an answer, without its texts: keys, score and offsets of a label, a word or an entity, or the brackets of a vector.
+ENTRY_BYTES = 64
 NUMBER_BYTES = 14  # bytes of a float32 with its comma in an answer
 
 
@@ -111,4 +111,4 @@ def longest_label(labels: Sequence[str]) -> int:
 def candidates_cost(text: str, tokens: int, candidates: int, *, masks: int = 1) -> Cost:
     """Returns the cost of candidates for one or several masks, each with the whole text of at most `tokens` tokens."""
     # some decoders put a space before each token
-    return Cost(candidates * (ITEM_BYTES * (1 + masks) + text_bytes(text) + tokens), decode_us=candidates * (ITEM_US + tokens))
+    return Cost(candidates * (ENTRY_BYTES * (1 + masks) + text_bytes(text) + tokens), decode_us=candidates * (ENTRY_US + tokens))

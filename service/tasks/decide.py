@@ -77,7 +77,7 @@ class DecisionRule:
         default_threshold: The least score of all other labels; None if the task's own default applies.
         min_confidence: The best score that a decision needs.
         for_label_sets: Whether a decision is a label set: all labels that reach the threshold, although the labels exclude each other.
-        response_bytes: Maximum bytes of a decision in an answer; 0 without one.
+        decision_bytes: Maximum bytes of a decision in an answer; 0 without one.
     """
 
     calibration: Calibration | None = None
@@ -87,7 +87,7 @@ class DecisionRule:
     default_threshold: float | None = None
     min_confidence: float | None = None
     for_label_sets: bool = False
-    response_bytes: int = 0
+    decision_bytes: int = 0
 
     def calibrated(self, scores: Floats, link: Link, label: int | None = None) -> Floats:
         """Returns scores, float32 of the same shape, calibrated unless raw ones are requested.
@@ -234,5 +234,5 @@ def decision_rule(
         default_threshold=default_threshold,
         min_confidence=minimum,
         for_label_sets=for_label_sets,
-        response_bytes=_DECISION_BYTES + sum(map(text_bytes, labels)),
+        decision_bytes=_DECISION_BYTES + sum(map(text_bytes, labels)),
     )

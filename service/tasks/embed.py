@@ -30,7 +30,7 @@ from bertserve.service.body.task_body import (
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest, ModelConfig
 from bertserve.service.errors import CallerValue, InvalidValueError, quote_names
-from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, TEXT_CHARS, Cost
+from bertserve.service.tasks.cost import ENTRY_BYTES, NUMBER_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel, too_long_error
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -168,12 +168,12 @@ def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: Mode
     return [EmbedInput(text, parameters, prompt, width=width, layers=layers, own_pooling=own_pooling) for text in texts]
 
 
-def _response_bytes(input_: EmbedInput, length: int) -> int:
+def _vector_bytes(input_: EmbedInput, length: int) -> int:
     """Returns the bytes of the vector of a text of `length` tokens, or of one vector per token, in an answer."""
     vectors = length if input_.parameters.pooling == "none" else 1
     # base64 needs four bytes for three
     number_bytes = 16 / 3 if input_.parameters.encoding_format == "base64" else NUMBER_BYTES
-    return vectors * (ITEM_BYTES + int(number_bytes * (input_.parameters.dimensions or input_.width)))
+    return vectors * (ENTRY_BYTES + int(number_bytes * (input_.parameters.dimensions or input_.width)))
 
 
 def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
@@ -187,7 +187,7 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
     encoding, truncated = encode(input_, input_.text, model.tokenizer)
     [row] = yield Step(
         [encoding],
-        Cost(_response_bytes(input_, len(encoding))),
+        Cost(_vector_bytes(input_, len(encoding))),
         lambda _, row: vector_of(input_, row, model.config),
         small_outputs=input_.own_pooling,
         truncated=truncated,
@@ -291,7 +291,7 @@ SPEC = TaskSpec(
     body=EmbedBody,
     response_type=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     function=embed,
-    response_bytes=_response_bytes,
+    answer_bytes=_vector_bytes,
     missing_field=lambda manifest: "`embedding` must not be null for feature-extraction" if manifest.embedding is None else None,
     widths=_widths,
 )

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.body.task_body import LIST_LIMIT, LIST_TAG, OBJECT_TAG, ClosedModel, TaskBody, body_config, one_of
 from bertserve.service.bundle.manifest import ModelConfig
-from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -70,7 +70,7 @@ def rank_choices(input_: MultipleChoiceInput, model: TaskModel) -> TaskGenerator
     encodings, truncated = encode_pairs(
         model.tokenizer, input_.first, input_.second_texts, must_fit=must_fit, field="choices", option="truncation"
     )
-    cost = Cost(ITEM_BYTES * len(input_.choices) + sum(map(text_bytes, input_.choices)))
+    cost = Cost(ENTRY_BYTES * len(input_.choices) + sum(map(text_bytes, input_.choices)))
     rows = yield Step(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
     return [{"index": i, "score": float(scores[i]), "text": input_.choices[i]} for i in best_first(scores)]

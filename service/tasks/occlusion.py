@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
+from bertserve.service.tasks.cost import ENTRY_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.step import Step, TaskGenerator
 from bertserve.service.text.tokenizer import Encoding, TokenIds, Tokenizer, Tokens
@@ -75,19 +75,19 @@ def check_word_count(count: int, subject: str, remedy: str) -> None:
 
 def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
     """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score."""
-    return Cost(response_bytes=explained * (words * ITEM_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
+    return Cost(response_bytes=explained * (words * ENTRY_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
 
 
 def explain(
-    items: Sequence[Any],
+    entries: Sequence[Any],
     texts: Sequence[OccludedText],
     tokenizer: Tokenizer,
     scores_of: Callable[[Outputs, Encoding, OccludedText, Word], Floats],
     unit: Unit = "code_points",
 ) -> TaskGenerator:
-    """Adds `explanation` to items of an answer: the importance of each word for their `score`, in the order of the texts.
+    """Adds `explanation` to entries of an answer: the importance of each word for their `score`, in the order of the texts.
 
-    It runs the input without each word. `scores_of` returns the scores of the items, float32 [items], from the outputs of such a run, its
+    It runs the input without each word. `scores_of` returns the scores of the entries, float32 [entries], from the outputs of such a run, its
     encoding, and the word that is left out of a text.
     """
     removed, encodings = [], []
@@ -99,13 +99,13 @@ def explain(
                 removed.append((text, word))
                 encodings.append(tokenizer.assemble(*ids))
     rows = yield Step(encodings, keep=lambda index, row: {"scores": scores_of(row, encodings[index], *removed[index])})
-    for index, item in enumerate(items):
+    for index, entry in enumerate(entries):
         words = [
             {"word": text.tokens.text[word.start : word.end], "start": word.start, "end": word.end}
-            | {"importance": item["score"] - float(row["scores"][index])}
+            | {"importance": entry["score"] - float(row["scores"][index])}
             | ({"field": text.field} if text.field else {})
             for (text, word), row in zip(removed, rows, strict=True)
         ]
         for text in texts:
             convert_offsets([word for word, (other, _) in zip(words, removed, strict=True) if other is text], text.tokens.text, unit)
-        item["explanation"] = words
+        entry["explanation"] = words

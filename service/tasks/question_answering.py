@@ -33,7 +33,7 @@ from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.answer_spans import BestAnswers, SummedAnswers
-from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
+from bertserve.service.tasks.cost import ENTRY_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, DecisionRule, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
@@ -142,8 +142,8 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
         span, window = (None, window) if best is no_answer else collector.span_and_window(best)
         yield from _explain(read, best, window, span, rule, parameters.offset_unit)
     # their length is only known now
-    decision_bytes = rule.response_bytes + text_bytes(best["answer"]) if rule.decision_requested else 0
-    yield Step([], Cost(decision_bytes + sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers)))
+    decision_bytes = rule.decision_bytes + text_bytes(best["answer"]) if rule.decision_requested else 0
+    yield Step([], Cost(decision_bytes + sum(ENTRY_BYTES + text_bytes(answer["answer"]) for answer in answers)))
     convert_offsets(answers, read.passage.text, parameters.offset_unit)
     label = "no answer" if best is no_answer else "answer"
     rule.count([label], best["score"])

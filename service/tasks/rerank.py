@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from bertserve.service.body.task_body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config
 from bertserve.service.bundle.manifest import Activation, ModelConfig
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, encode_pairs
@@ -112,7 +112,7 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
         option="truncate",
     )
     returned_texts = input_.texts if input_.return_text else []
-    cost = Cost(ITEM_BYTES * len(encodings) + sum(map(text_bytes, returned_texts)) + rule.response_bytes)
+    cost = Cost(ENTRY_BYTES * len(encodings) + sum(map(text_bytes, returned_texts)) + rule.decision_bytes)
     rows = yield Step(encodings, cost, truncated=truncated)
     if not rows:
         return rule.conclude([], [], None)

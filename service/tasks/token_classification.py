@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from bertserve.service.body.task_body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, lower
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.classify import logit_widths, missing_labels
-from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
+from bertserve.service.tasks.cost import ENTRY_BYTES, ENTRY_US, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs, window_spans
@@ -79,7 +79,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
     encodings = [tokenizer.assemble(tokens.ids[window.start : window.stop]) for window in token_ranges]
     rows = yield Step(
         encodings,
-        Cost(decode_us=(ITEM_US if strategy == "none" else GROUPED_TOKEN_US) * len(tokens)),
+        Cost(decode_us=(ENTRY_US if strategy == "none" else GROUPED_TOKEN_US) * len(tokens)),
         copy_outputs,
         read_spans=window_spans(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
@@ -100,8 +100,8 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
         rule.count([entity[key]], entity["score"])
     entities = [entity for entity in all_entities if entity["score"] >= rule.threshold_of(entity[key])]
     # their number is only known from the outputs
-    entity_bytes = sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)
-    yield Step([], Cost(2 + entity_bytes + rule.response_bytes))
+    entity_bytes = sum(ENTRY_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)
+    yield Step([], Cost(2 + entity_bytes + rule.decision_bytes))
     convert_offsets(entities, input_.text, input_.parameters.offset_unit)
     best = max((entity["score"] for entity in all_entities), default=None)  # includes entities that are left out
     decision = list(dict.fromkeys(entity[key] for entity in entities))

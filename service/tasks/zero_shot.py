@@ -19,7 +19,7 @@ from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.classify import LabelScore
-from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import Decided, DecisionParameters, decision_rule
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel, TextInput
@@ -111,7 +111,7 @@ def classify_zero_shot(input_: TextInput[ZeroShotParameters], model: TaskModel) 
         token_range = kept_tokens(len(text), text_room, tokenizer.spec.truncation_side)
         encodings.append(tokenizer.assemble(text.ids[token_range.start : token_range.stop], hypothesis.ids))
     # some clients get the text with the labels
-    cost = Cost(text_bytes(input_.text) + sum(ITEM_BYTES + text_bytes(label) for label in labels) + rule.response_bytes)
+    cost = Cost(text_bytes(input_.text) + sum(ENTRY_BYTES + text_bytes(label) for label in labels) + rule.decision_bytes)
     rows = yield Step(encodings, cost, truncated=truncated, warnings=() if input_.text.strip() else EMPTY_WARNINGS)
     entails = entailment(config.labels)
     assert entails is not None, "a derived task runs only on compatible models"

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bertserve.service.api.formats.ignored_fields import CLIENT_OPTIONS, IGNORED_FIELDS
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.text.tokenizer import SHORT_CHARS
+from bertserve.service.text.tokenizer import INLINE_CHARS
 from support import tiny
 from support.app_client import LONG, Send, assert_same, call, error_of, error_of_body, post, result, serving, state_of
 
@@ -346,7 +346,7 @@ def test_a_truncated_text_is_reported_in_headers(api: Send, path: str, body: Any
     [
         (CLASSIFY, {"inputs": LONG}, "inputs: .* 60 tokens"),
         (CLASSIFY, {"inputs": [LONG]}, r"inputs\[0\]: .* 60 tokens"),
-        (CLASSIFY, {"inputs": ["good" + " " * SHORT_CHARS, LONG]}, r"inputs\[1\]: .* 60 tokens"),
+        (CLASSIFY, {"inputs": ["good" + " " * INLINE_CHARS, LONG]}, r"inputs\[1\]: .* 60 tokens"),
         (CHOOSE, {"inputs": [CHOICES, CHOICES | {"context": LONG}]}, r"inputs\[1\]: `choices\[0\]` has 64 tokens .* 29;"),
         (EMBED, {"inputs": ["good", LONG]}, r"inputs\[1\]: "),
         (RERANK, {"query": "good", "texts": ["good", LONG]}, r".*`texts\[1\]` has 61 tokens"),

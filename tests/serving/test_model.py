@@ -17,7 +17,7 @@ from bertserve.service.models.request_progress import EncodingPayload, RequestPr
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
-from bertserve.service.text.tokenizer import SHORT_CHARS, Encoding
+from bertserve.service.text.tokenizer import INLINE_CHARS, Encoding
 from support import tiny
 from support.app_client import busy_client, error_of, fake_service, serving, until_queued
 from support.fakes import FakeEngine, wrap_sessions
@@ -26,7 +26,7 @@ from support.fakes import FakeEngine, wrap_sessions
 @pytest.mark.parametrize(
     ("invariant", "batch_variant", "batches"), [(True, False, [1, 4]), (False, False, [1, 1, 1, 1, 1]), (False, True, [1, 4])]
 )
-@pytest.mark.parametrize("text", ["bad", "bad " * SHORT_CHARS], ids=["short", "long"])
+@pytest.mark.parametrize("text", ["bad", "bad " * INLINE_CHARS], ids=["short", "long"])
 async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
     tmp_path: Path, invariant: bool, batch_variant: bool, batches: list[int], text: str
 ) -> None:

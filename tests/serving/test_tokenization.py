@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPart
 from bertserve.service.errors import BundleError, EngineError
-from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
+from bertserve.service.text.tokenizer import INLINE_CHARS, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first, windows
 from support import tiny
 from support.app_client import call, error_of
@@ -75,7 +75,7 @@ def test_a_broken_tokenizer_file_is_named(models: Path, changes: dict[str, Any])
         Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
 
 
-@pytest.mark.parametrize("chars", [1, SHORT_CHARS + 1])
+@pytest.mark.parametrize("chars", [1, INLINE_CHARS + 1])
 def test_a_failure_of_the_library_reaches_the_caller(tokenizer: Tokenizer, chars: int) -> None:
     """It cannot encode a lone surrogate, which no request has."""
     with pytest.raises(EngineError):
