@@ -20,7 +20,7 @@ from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 def optimize(traced: Path, target: Path, checkpoint: Checkpoint, trace_description: str) -> GraphSpec:
     """Writes the float32 graph to a new file, and the fused one next to the traced one; `trace_description` is for readers."""
     fused = traced.with_name("fused.onnx")
-    fusions = fuse(traced, fused, checkpoint)
+    fusions = fuse_for_cpu(traced, fused, checkpoint)
     model = rewrite.load(fused)
     cpu_passes.unfuse(model)
     restricted = cpu_passes.restrict_to_cls(model)
@@ -34,7 +34,7 @@ def optimize(traced: Path, target: Path, checkpoint: Checkpoint, trace_descripti
     return new_graph(checkpoint, "cpu", description, checkpoint.inputs, fusions)
 
 
-def build_graphs(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[GraphSpec]:
+def build_for_cpu(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[GraphSpec]:
     """Creates the graphs one by one on request; float32 is always first, because int8 is created from it.
 
     Raises:
@@ -61,7 +61,7 @@ def build_graphs(build_input: GraphBuildInput, precisions: Sequence[Precision]) 
     yield fp32.model_copy(update={"file": int8_name, "precision": "int8", "description": description, "validation": report})
 
 
-def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
+def fuse_for_cpu(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     """Writes the fused graph to a new file; returns the fused operators with their counts.
 
     The embedding stays unfused: the fused operator would need one scale for the whole int8 table, but
@@ -71,7 +71,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     returns its attention, because fusion would remove it.
     """
     attention, mask = not checkpoint.attention_heads, AttentionMaskFormat.AttentionMask
-    fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=attention, mask=mask, embeddings=False)
+    fused, counts = ort_fusion.fuse_graph(source, checkpoint.heads_and_hidden_size, attention=attention, mask=mask, embeddings=False)
     fused.topological_sort()
     onnx_files.save_proto(fused.model, target, folder=source.parent)
     return counts

@@ -51,7 +51,7 @@ def build_for_cuda(build_input: GraphBuildInput, precisions: Sequence[Precision]
     checkpoint, work = build_input.checkpoint, build_input.traced.parent
     fp32_path, fp16_path = (work / f"cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
     with stage("optimize", "cuda"):
-        fused = fuse(build_input.traced, fp32_path, checkpoint)
+        fused = fuse_for_cuda(build_input.traced, fp32_path, checkpoint)
         description = f"{build_input.description}, {fused.description}"
         fused = fused.model_copy(update={"description": description, "shapes": _plan_for("cuda", checkpoint)})
         graph = add_small_outputs(fp32_path, build_input.folder / fused.file, fused, checkpoint)
@@ -119,19 +119,20 @@ def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
     return ShapePlan(buckets=buckets, masks=tuple(2**i for i in range((max_masks - 1).bit_length() + 1)) if masks else ())
 
 
-def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> GraphSpec:
+def fuse_for_cuda(source: Path, target: Path, checkpoint: Checkpoint) -> GraphSpec:
     """Writes the fused float32 graph for CUDA to a new file.
 
     Attention stays as traced, with the mask, unless it is fused in every layer and padding is on the right. A single layer that
     needs the mask requires copying it, and lengths do not describe padding on the left.
     """
-    fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=True, mask=AttentionMaskFormat.MaskIndexEnd)
+    heads = checkpoint.heads_and_hidden_size
+    fused, counts = ort_fusion.fuse_graph(source, heads, attention=True, mask=AttentionMaskFormat.MaskIndexEnd)
     all_fused = len(fused.get_nodes_by_op_type("Attention")) == checkpoint.attention_count and checkpoint.tokenizer.padding_side == "right"
     if all_fused:
         _replace_mask_by_lengths(fused)
     else:
         # with the other form, the fused embedding would sum a mask that no longer exists
-        fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=False, mask=AttentionMaskFormat.AttentionMask)
+        fused, counts = ort_fusion.fuse_graph(source, heads, attention=False, mask=AttentionMaskFormat.AttentionMask)
     fused.prune_graph()
     fused.remove_unused_constant()
     as_int32 = _narrow_inputs_to_int32(fused)
@@ -215,7 +216,7 @@ def add_small_outputs(source: Path, target: Path, spec: GraphSpec, checkpoint: C
     elif checkpoint.tokenizer.mask is not None:
         outputs = tuple(OutputSpec(name=name, kind="per_mask") for name in (TOP_LOG_PROBS_OUTPUT, TOP_TOKENS_OUTPUT))
         count = min(TOP_TOKENS, checkpoint.model.config.vocab_size)
-        # in float32, because the sum of a whole vocabulary needs it
+        # the sum of a whole vocabulary needs float32
         logs = tape.op("LogSoftmax", [_as_float(graph, tape, "logits")], {"axis": -1})
         top = tape.op_multi_out("TopK", [logs, rewrite.add_constant(graph, "small/count", np.array([count]))], {"axis": -1}, num_outputs=2)
         for value, output, dtype in zip(top, outputs, (ir.DataType.FLOAT, ir.DataType.INT64), strict=True):
@@ -290,7 +291,7 @@ def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
     # ONNX Runtime infers the missing types
     model.graph.outputs.extend(value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output())
     onnx_files.save(model, path)
-    session = inference.open_session(path)
+    session = inference.open_cpu_session(path)
     names = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
     peaks = dict.fromkeys(names, 0.0)
     for feed in track(feeds, "find what overflows", unit="texts"):

@@ -111,7 +111,7 @@ def compute_outputs(path: Path, feeds: Sequence[Feed]) -> list[NDArray[np.float3
     """Returns each output of a graph over all feeds, flattened, float32; the order depends only on the feeds."""
     return [
         output.astype(np.float32, copy=False)
-        for output in concatenate_runs(run_each(open_session(path, threads=1), batch_by_length(feeds)))
+        for output in concatenate_runs(run_each(open_cpu_session(path, threads=1), batch_by_length(feeds)))
     ]
 
 
@@ -126,6 +126,6 @@ def rms_error(expected: Sequence[NDArray[np.float32]], actual: Sequence[NDArray[
     return float(np.max([np.sqrt(np.mean((a - b) ** 2)) / max(float(a.std()), 1e-12) for a, b in pairs]))  # Python's max can drop NaN
 
 
-def open_session(path: Path, *, threads: int = 0) -> Any:
+def open_cpu_session(path: Path, *, threads: int = 0) -> Any:
     """Returns a CPU session that runs the graph unchanged, with a number of threads per run; 0 for one per core."""
     return ort.InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])

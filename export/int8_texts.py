@@ -22,13 +22,13 @@ from bertserve.service.errors import BertServeError, StartError, plural, quote_n
 from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Tokenizer
 
-MIN_FILE_TEXTS = 16  # distinct ones; 11 of them calibrate, 2 are for the gate, and 3 for validation
-MAX_FILE_TEXTS = 1000  # of a file, for all splits, because each takes time
-HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
+MIN_FILE_TEXTS = 16  # distinct texts: 11 calibrate, 2 are for the gate, and 3 for validation
+MAX_FILE_TEXTS = 1000  # maximum texts of a file, for all splits, because each text takes time
+HASH_BYTES = 4  # length of a text's hash: 1,000 texts need 5 KB, and a set of 1,000 others has a match with a probability of 0.02 %
 TextOrPair = str | tuple[str, str]
 T = TypeVar("T")
 BUILT_IN_TEXTS = Path(__file__).with_name("int8_texts.txt")
-MAX_LINE_TOKENS = 128  # of a text for calibration; longer ones are cut, and passages have more
+MAX_LINE_TOKENS = 128  # longer lines are cut; passages are longer
 # Most lines are short, but errors may grow with the length. So neighboring lines are joined to passages: maximum tokens -> number.
 PASSAGE_COUNTS = {256: 12, 512: 6}
 

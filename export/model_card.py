@@ -18,8 +18,8 @@ from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, has_low_agreement, summarize_agreement
 from bertserve.service.errors import plural
 
-CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # of `Source`, from the card of the checkpoint
-_FLOAT_KEYS = {"FloatUnits", "FloatInputs", "KeptFloat"}  # of `quantized`: they stay in float, partly or wholly
+CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # fields of `Source` from the card of the checkpoint
+_FLOAT_KEYS = {"FloatUnits", "FloatInputs", "KeptFloat"}  # parts of `quantized` that stay in float, partly or wholly
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")  # start or end of a code block
 _TOKEN_TYPES = {
     "template": "- token types (segment ids): those of the tokenizer's template",
@@ -224,7 +224,7 @@ def _quote(card: str | None) -> list[str]:
 
 def _lower_headings(lines: Iterable[str]) -> Iterator[str]:
     """Yields lines of Markdown with their headings one level lower; a comment in a block of code is not a heading."""
-    fence = ""  # of the open block
+    fence = ""  # the fence of the open block
     for line in lines:
         match = _FENCE.match(line)
         if match and not fence:

@@ -40,7 +40,7 @@ _AXES = {
     "per_text": ("rows",),
     "per_token": _ROWS_AND_LENGTH,
     "per_mask": ("masks",),
-    "per_map": ("rows", "heads", "length", "length"),  # of one layer, as traced
+    "per_map": ("rows", "heads", "length", "length"),  # the maps of one layer, as traced
 }
 
 

@@ -46,7 +46,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 logger = logging.getLogger("bertserve.export")
 
 BUILDERS: Mapping[Provider, Callable[[GraphBuildInput, Sequence[Precision]], Iterable[GraphSpec]]] = {
-    "cpu": cpu.build_graphs,
+    "cpu": cpu.build_for_cpu,
     "cuda": gpu.build_for_cuda,
     "tensorrt": gpu.build_for_tensorrt,
 }

@@ -134,7 +134,7 @@ def make_tokenizer_spec(tokenizer: Any, single: Template, pair: Template | None,
         single=single,
         pair=pair,
         cls_index=next((i for i in (0, -1) if all(getattr(parts[i], "id", None) == tokenizer.cls_token_id for parts in templates)), None),
-        # of a token that continues a word; None if words begin after white space instead
+        # the prefix of a token that continues a word; None if words begin after white space instead
         subword_prefix=json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("continuing_subword_prefix") or None,
         added_tokens=_read_added_tokens(tokenizer, (*single, *(pair or ())), pad_id),
         truncation_side=tokenizer.truncation_side,

@@ -28,7 +28,7 @@ from bertserve.export.checkpoint.sentence_transformers import (
 from bertserve.export.checkpoint.source import SourceFiles, find_card, find_source, read_with_transformers
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import Template, choose_token_types, type_templates
-from bertserve.export.checkpoint.weights import load_model
+from bertserve.export.checkpoint.weights import load_pretrained
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
@@ -78,7 +78,7 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
         embedding, head = _read_embedding(files, config, settings, options)
     else:
         check_cross_encoder(files.folder, settings)
-    model = load_model(files, task, auto_class, config, options.ignored_weights)
+    model = load_pretrained(files, task, auto_class, config, options.ignored_weights)
     adapt_head(model, task)
     if head is not None:
         attach_sentence_head(model, head)
@@ -185,7 +185,7 @@ def _templates(
         model,
         tokenizer,
         (*single, *pair) if export_task.takes_pairs or export_task.needs_pairs or options.attentions else single,
-        version=None if files.adapter else model.config.transformers_version,  # of an adapter, only the base model's version is known
+        version=None if files.adapter else model.config.transformers_version,  # for an adapter, only the base model's version is known
         requested=options.token_types,
     )
     return *type_templates(source, model, single, pair, chosen, requires_pair=requires_pair), chosen

@@ -53,7 +53,7 @@ def _mean(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return _sum(tokens, weights) / weights.sum(1, keepdim=True)
 
 
-# in the order in which sentence-transformers puts several side by side; each gets the vectors of the tokens, float32 [rows, length,
+# sentence-transformers puts several side by side in this order; each gets the vectors of the tokens, float32 [rows, length,
 # values], the mask, float32 [rows, length], and the position of each token in its text from 1, int64 [rows, length]
 POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cls": _first,
@@ -170,7 +170,7 @@ class _StepFile(SettingsFile):
 
     module_input_name: Literal["sentence_embedding"] = "sentence_embedding"
     module_output_name: Literal["sentence_embedding"] = "sentence_embedding"
-    # of a Dense only
+    # fields of a Dense only
     in_features: int = 0
     out_features: int = 0
     bias: bool = True

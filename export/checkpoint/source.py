@@ -83,7 +83,7 @@ def _front_matter(text: str) -> dict[Any, Any]:
         return {}
     if len(match.group(2)) > MAX_FRONT_MATTER_CHARS:
         raise ValueError(f"it has more than {MAX_FRONT_MATTER_CHARS} characters")
-    depth = 0  # of brackets
+    depth = 0  # open brackets
     for token in yaml.scan(match.group(2), Loader=yaml.SafeLoader):
         if isinstance(token, yaml.AliasToken):
             raise ValueError("it has an alias")  # ten short lines with aliases can expand to gigabytes

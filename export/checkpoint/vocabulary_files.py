@@ -58,7 +58,7 @@ def describe_missing_vocabulary(source: str, reason: str) -> str:
 def _convert(tokenizer: Any, folder: Path, extra_tokens: Iterable[str | AddedToken]) -> Tokenizer:
     converter = _CONVERTERS[type(tokenizer).__name__](_SlowTokenizer(tokenizer, folder))
     if isinstance(converter, SpmConverter):
-        # of a model of type BPE, whose extraction transformers 5 changed
+        # transformers 5 changed the extraction of a model of type BPE
         ids = {piece.piece: id_ for id_, piece in enumerate(converter.proto.pieces)}
         converter.SpmExtractor = lambda _: SimpleNamespace(extract=lambda scores: (None, generate_merges(ids, scores)))
     backend: Tokenizer = converter.converted()

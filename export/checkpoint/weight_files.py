@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from bertserve.export.errors import CheckpointError
 
 SAFETENSORS, PICKLED_MODEL = "model.safetensors", "pytorch_model.bin"
-_GLOBAL_NAME = re.compile(r"\bGLOBAL ([\w.]+)")  # in the message of torch
+_GLOBAL_NAME = re.compile(r"\bGLOBAL ([\w.]+)")  # the name of a class in torch's message
 
 
 def find_weights(source: str, folder: Path) -> list[Path]:

@@ -32,7 +32,7 @@ from bertserve.service.errors import plural
 _ATTENTION_PART = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:query|key|value)|[qkv]_lin)|output\.dense|out_lin)$")
 
 
-def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ignored_weights: Sequence[str] = ()) -> PreTrainedModel:
+def load_pretrained(files: SourceFiles, task: Task, auto_class: Any, config: Any, ignored_weights: Sequence[str] = ()) -> PreTrainedModel:
     """Returns the model in float32 and evaluation mode, with eager attention and a merged adapter.
 
     Unused weights whose names match a pattern in `ignored_weights` are allowed.

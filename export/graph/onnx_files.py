@@ -17,7 +17,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-MAX_BYTES = 2**31 - 2**26  # of the constants in one file of a bundle; the rest of 2 GiB is for nodes and names
+MAX_BYTES = 2**31 - 2**26  # limit of the constants in one file of a bundle; the rest of 2 GiB is for nodes and names
 WORK_BYTES = 2**26  # the limit between stages, where mapped weights save several times the model's size in memory
 
 

@@ -13,7 +13,7 @@ from onnxruntime.transformers.optimizer import optimize_model
 from bertserve.export.graph import onnx_files
 
 
-def fuse(
+def fuse_graph(
     source: Path, heads_and_hidden_size: tuple[int, int], *, attention: bool, mask: AttentionMaskFormat, embeddings: bool = True
 ) -> tuple[Any, dict[str, int]]:
     """Returns the fused graph as the optimizer's own model, and its fused operators with their counts.

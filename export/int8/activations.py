@@ -102,7 +102,7 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
     text_counts = [len(next(iter(batch.values()))) for batch in batches]
     tokens = sum(map(inference.token_count, feeds))
 
-    session = inference.open_session(path, threads=1)
+    session = inference.open_cpu_session(path, threads=1)
 
     def observe_batch(position: int) -> list[tuple[Floats, Floats, Floats]]:
         rng = np.random.default_rng(position)

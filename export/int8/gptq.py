@@ -105,6 +105,6 @@ def _inverse_factor(hessian: Floats) -> torch.Tensor:
     lower, failed = torch.linalg.cholesky_ex(backwards)
     if failed:  # channels with very different sizes need more digits
         lower = torch.linalg.cholesky(backwards.double())
-    # from the right, which takes half as long as from the left
+    # solving from the right takes half as long as from the left
     inverse = torch.linalg.solve_triangular(lower, torch.eye(len(lower), dtype=lower.dtype), upper=False, left=False)
     return inverse.flip(0, 1).float().contiguous()

@@ -19,7 +19,7 @@ from bertserve.export.int8.activations import Activations
 from bertserve.export.int8.gptq import factor_hessian, output_blocks, output_scales, round_to_nearest, round_weight
 from bertserve.service.tasks.decoding import Floats
 
-SAMPLE_ROWS = 512  # on which scales are compared, because each candidate runs on them; fewer than twice as many are used
+SAMPLE_ROWS = 512  # rows on which scales are compared; each candidate runs on them, so fewer than twice as many are used
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> 
     An alpha of 0.5, SmoothQuant's own, shares the difficulty equally, and 1 leaves all of it to the weights, which have a scale per column,
     whereas an activation has only one. With the quantile, which is a smaller peak, only larger alphas are tried.
     """
-    # for a channel of nearly zeros, so that its factor is finite
+    # minima keep the factor of a channel of nearly zeros finite
     peak = np.maximum(peak, 1e-3)
     quantile = np.maximum(np.quantile(np.abs(inputs), 0.999, axis=0), 1e-3)
     weight_peak = np.maximum(weight_peak, 1e-4)

@@ -62,7 +62,7 @@ def _perturbed_session(model: ir.Model, path: Path) -> Any:
         perturbed.graph.inputs.append(perturbation)
         rewrite.add_to_output(perturbed.graph, layer.nodes[-1], ir.tape.Tape(), perturbation)
     rewrite.save(perturbed, path, outputs=list(linears))
-    return inference.open_session(path, threads=1)
+    return inference.open_cpu_session(path, threads=1)
 
 
 def _measure(session: Any, model: ir.Model, params: Mapping[str, LayerParams], feeds: Sequence[Feed]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from bertserve.export.errors import ExportError, UsageError, log
 from bertserve.export.flags import Aim
 from bertserve.export.model_card import bundle_texts, describe_calibration
 from bertserve.export.score_calibration.outcomes import IDENTITY, Outcomes, check_aims, collect, fit, method_of
-from bertserve.export.score_calibration.predictions import SEED, choose_threshold, measure
+from bertserve.export.score_calibration.predictions import SEED, choose_threshold, measure_quality
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import package_bundle, workspace
@@ -26,8 +26,8 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD
 from bertserve.service.text.tokenizer import Tokenizer
 
-MIN_EXAMPLES = 100  # different inputs of a file; with fewer, an interval is wider than what a calibration changes
-SCORE_BINS = 20  # of equal width, for the reference of drift: a shift of 0.05 is visible, and 100 examples leave 5 per bin
+MIN_EXAMPLES = 100  # different inputs of a file; with fewer, intervals are wider than the change by a calibration
+SCORE_BINS = 20  # bins of equal width for the reference of drift: they show a shift of 0.05, and 100 examples leave 5 per bin
 
 
 def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path | None, aims: Sequence[Aim], overwrite: bool) -> Path:
@@ -88,7 +88,7 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph_name: str, aims: Sequ
             )
     parameters = fit(fitted)
     predictions = tested.predictions(parameters)
-    before, after = measure(tested.predictions(IDENTITY)), measure(predictions)
+    before, after = measure_quality(tested.predictions(IDENTITY)), measure_quality(predictions)
     if after.log_loss.value > before.log_loss.value:
         raise ExportError(
             f"the calibration of {graph_name} makes the log loss worse: {before.log_loss.value:.4f} becomes {after.log_loss.value:.4f} on "

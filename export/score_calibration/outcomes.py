@@ -35,10 +35,10 @@ ALLOWED_VALUES: dict[Method, dict[str, list[Any]]] = {
     "tags": {"decide": [False], "aggregation_strategy": ["simple", "first", "average", "max"], "ignore_labels": [["O"]]},
     "answers": {"decide": [False], "duplicates": ["best"]},
 }
-MAX_LOG_SCALE = 3.0  # scales from 1/20 to 20 are tried
-MAX_BIAS = 10.0  # a factor of 20,000
-MIN_OF_A_KIND = 20  # examples with a label, and others, for parameters of its own
-MIN_FOR_MORE = 1000  # minimum examples for more than one parameter; with fewer, these are mostly noise
+MAX_LOG_SCALE = 3.0  # scales are from 1/20 to 20
+MAX_BIAS = 10.0  # a bias of 10 is a factor of 20,000
+MIN_OF_A_KIND = 20  # minimum examples with a label, and without it, for parameters of its own
+MIN_FOR_MORE = 1000  # minimum examples for more than one parameter; with fewer, parameters are mostly noise
 
 
 @dataclass(frozen=True)

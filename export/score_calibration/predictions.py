@@ -21,15 +21,15 @@ from bertserve.export.errors import ExportError, UsageError
 from bertserve.export.flags import Aim
 from bertserve.service.bundle.calibration import Bin, Interval, Quality, Threshold
 
-BINS = 15  # of a calibration error, as in most publications
-MIN_PER_BIN = 20  # predictions; with fewer, the share of correct ones in a bin is mostly noise
-RESAMPLES = 300  # of the examples, for an interval; each of its ends then rests on 7 of them
-SEED = 57  # of halves and resamples: any fixed number, so that a repeated command gives the same bundle
+BINS = 15  # bins of a calibration error; most publications use 15
+MIN_PER_BIN = 20  # predictions in a bin; with fewer, its share of correct ones is mostly noise
+RESAMPLES = 300  # samples of the bootstrap; 7 of them are beyond each end of an interval
+SEED = 57  # seed of the halves and the bootstrap; it is fixed, so that a repeated command gives the same bundle
 # The smallest distance of a score from 0 or 1 in a log loss; float32 has no larger number below 1.
 CLOSEST = float(np.finfo(np.float32).epsneg)
-MAX_P = 0.05  # 1 - the confidence
-CANDIDATES = 200  # thresholds that are tried; neighbors then decide only about 0.5 % more
-_DEVIATIONS = 1.645  # standard errors of a normal distribution to its 95 % quantile
+MAX_P = 0.05  # maximum p-value: 1 - the confidence
+CANDIDATES = 200  # thresholds to try; each decides only about 0.5 % more than its neighbor
+_DEVIATIONS = 1.645  # the 95 % quantile of the standard normal distribution
 
 Values = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
@@ -63,7 +63,7 @@ def log_losses(scores: Values, correct: Booleans) -> Values:
     return -np.log(np.maximum(np.where(correct, scores, 1 - scores), CLOSEST))
 
 
-def measure(predictions: Predictions) -> Quality:
+def measure_quality(predictions: Predictions) -> Quality:
     """Returns the quality of scores with intervals of a bootstrap over examples, whose predictions stay together.
 
     The ends of an interval are reflected at the value (the basic bootstrap), because resampling makes the calibration error greater.

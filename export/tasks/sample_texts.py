@@ -5,7 +5,7 @@ LONG_TEXT = (
     "Then the script begins to repeat itself, the jokes wear thin, and nobody seems to know how to stop. "
 )
 NAMES_TEXT = "Ada Lovelace met Charles Babbage in London, and the Royal Society of Sweden invited Maria Agnesi from Milan to Uppsala. "
-RESERVED_TOKENS = 16  # of a window, for the special tokens and the words that an input adds to a text
+RESERVED_TOKENS = 16  # part of a window for special tokens, and for words that an input adds to a text
 SHORT_TEXT = "A warm, funny and thoroughly engaging film."
 SAMPLE_TEXTS = [
     "good",

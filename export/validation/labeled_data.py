@@ -12,7 +12,7 @@ from typing import Any
 from bertserve.export.errors import UsageError
 from bertserve.export.input_fields import JsonObject, read_input
 from bertserve.export.tasks import EXPORT_TASKS
-from bertserve.export.validation.served_graph import read_body
+from bertserve.export.validation.served_graph import validate_body
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError
 from bertserve.service.scoring.rows import Row, read_json_lines
@@ -68,7 +68,7 @@ def read_data(path: Path, manifest: Manifest) -> list[LabeledRow]:
             inputs = read_input(dict(row.values))
             if isinstance(inputs, list):
                 raise ValueError("`inputs` is a list; give one input per line.")
-            [row.input] = read_body(task, {"inputs": inputs, "parameters": values}).task_inputs(manifest)
+            [row.input] = validate_body(task, {"inputs": inputs, "parameters": values}).task_inputs(manifest)
     return [LabeledRow(row, gold) for row, gold in zip(rows, golds, strict=True)]
 
 

@@ -37,7 +37,7 @@ INSTRUCTIONS = (
     *("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve"),
 )
-MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length per head, 1 GiB for 16 heads, with a peak of twice as much
+MAX_FULL_LENGTH = 4096  # tokens; PyTorch needs length x length numbers per head, which is 1 GiB for 16 heads, with a peak of twice as much
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ class ServedGraph:
 
     def predict_body(self, document: Mapping[str, Any]) -> Any:
         """Returns the response of the HTTP API to a request body."""
-        body = read_body(self.task, document)
+        body = validate_body(self.task, document)
         return body.to_response([self.predict(input_).result for input_ in body.task_inputs(self.config)])
 
 
-def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
+def validate_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
     """Returns a request body as the service reads it, with the limits of trusted files."""
     return validate_as(task.task_spec.body, document, TRUSTED_LIMITS)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sklearn import metrics
 
 from bertserve.export.score_calibration.outcomes import IDENTITY, Scores, fit
-from bertserve.export.score_calibration.predictions import Predictions, log_losses, measure
+from bertserve.export.score_calibration.predictions import Predictions, log_losses, measure_quality
 from bertserve.service.tasks.decoding import activate, apply_calibration
 
 
@@ -35,7 +35,7 @@ def sigmoid_labels(rng: np.random.Generator, count: int, scale: NDArray[np.float
 def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature: float, labels: int) -> None:
     parameters = fit(softmax_labels(rng, 4000, temperature, labels))
     tested = softmax_labels(rng, 4000, temperature, labels)
-    before, after = (measure(tested.predictions(values)) for values in (IDENTITY, parameters))
+    before, after = (measure_quality(tested.predictions(values)) for values in (IDENTITY, parameters))
 
     assert 1 / parameters[0][0] == pytest.approx(temperature, rel=0.1)
     assert after.log_loss.value < before.log_loss.value
@@ -90,7 +90,7 @@ def test_calibrated_scores_keep_their_order(rng: np.random.Generator, activation
 def test_qualities_are_those_of_scikit_learn(rng: np.random.Generator) -> None:
     scores = np.round(rng.random(500), 2)  # with ties
     correct = rng.random(500) < scores
-    quality = measure(Predictions(scores, correct, log_losses(scores, correct), np.arange(500), np.full(500, "x"), 500))
+    quality = measure_quality(Predictions(scores, correct, log_losses(scores, correct), np.arange(500), np.full(500, "x"), 500))
 
     assert quality.log_loss.value == pytest.approx(metrics.log_loss(correct, np.clip(scores, 1e-7, 1 - 1e-7)), rel=1e-3)
     assert quality.brier.value == pytest.approx(metrics.brier_score_loss(correct, scores))
@@ -110,7 +110,7 @@ def test_predictions_of_an_example_stay_together_in_the_bootstrap(rng: np.random
     for copies in (1, 10):
         examples = np.repeat(np.arange(200), copies)
         copied, outcome = scores[examples], correct[examples]
-        brier = measure(Predictions(copied, outcome, log_losses(copied, outcome), examples, np.full(len(examples), "x"), 200)).brier
+        brier = measure_quality(Predictions(copied, outcome, log_losses(copied, outcome), examples, np.full(len(examples), "x"), 200)).brier
         widths.append(brier.high - brier.low)
 
     assert widths[1] == pytest.approx(widths[0], rel=0.2)

@@ -11,7 +11,7 @@ import pytest
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.cpu import fuse
+from bertserve.export.cpu import fuse_for_cpu
 from bertserve.export.errors import GraphError
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.onnx_trace import trace
@@ -203,11 +203,11 @@ def test_a_float32_fault_is_caught_if_only_int8_is_exported(stages: Stages, tmp_
     """The float32 graph is always compared, because int8's wide limit would hide its faults."""
 
     def faulty(source: Path, target: Path, loaded: Checkpoint) -> dict[str, int]:
-        counts = fuse(source, target, loaded)
+        counts = fuse_for_cpu(source, target, loaded)
         edit_constant(target, "classifier.bias", lambda bias: bias + np.float32(1e-2))
         return counts
 
-    monkeypatch.setattr("bertserve.export.cpu.fuse", faulty)
+    monkeypatch.setattr("bertserve.export.cpu.fuse_for_cpu", faulty)
 
     with pytest.raises(GraphError, match=r"fp32 .* 1\.00e-02, "):
         exported(bert(tmp_path), precisions=("int8",))

@@ -87,7 +87,7 @@ def test_a_failed_fp16_graph_is_replaced_by_fp32_if_it_is_the_only_one(run: Run,
 
 def test_a_failed_provider_does_not_affect_the_others(run: Run, source: Path, output: Path, fault: Fault) -> None:
     """All graphs of a provider need its fp32 graph. The error for the missing provider has the reason."""
-    fault.build("fuse", RuntimeError("an operator is missing"))
+    fault.build("fuse_for_cuda", RuntimeError("an operator is missing"))
     assert_exit(4, run(source, *ALL), "cuda ", "RuntimeError: an operator is missing")
     bundle = load_bundle(output / "tiny-bert")
 
@@ -106,7 +106,7 @@ def test_a_failed_required_fp32_graph_leaves_no_bundle(source: Path, output: Pat
 
 
 def test_an_export_fails_if_all_providers_fail(source: Path, output: Path, run: Run, fault: Fault) -> None:
-    fault.build("fuse", GraphError("no CUDA."))
+    fault.build("fuse_for_cuda", GraphError("no CUDA."))
     fault.agree(("tensorrt", "fp32"))
     assert_exit(1, run(source, "--provider", "cuda,tensorrt", *FAST), "3.0")
     assert left_in(output) == []

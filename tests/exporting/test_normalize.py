@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertserve.export.graph import onnx_files
 from bertserve.export.graph.normalize import normalize
-from bertserve.export.inference import Feed, open_session
+from bertserve.export.inference import Feed, open_cpu_session
 
 pytestmark = pytest.mark.torch
 
@@ -25,7 +25,7 @@ def feed() -> Feed:
 
 def run(model: ir.Model, path: Path) -> NDArray[np.float32]:
     path.write_bytes(ir.to_proto(model).SerializeToString())
-    session = open_session(path)
+    session = open_cpu_session(path)
     output: NDArray[np.float32] = session.run(None, {value.name: feed()[value.name] for value in session.get_inputs()})[0]
     return output
 

@@ -67,7 +67,7 @@ def stage(source: Path, folder: Path) -> Staged:
     after = {name: folder / f"{name}.onnx" for name in ("fused", "unfused", "cls_only", "packed")}
     checkpoint = load_checkpoint(str(source))
     onnx_trace.trace(checkpoint, raw, "torchscript")  # explicit, because session fixtures are created before module fixtures
-    cpu.fuse(raw, after["fused"], checkpoint)
+    cpu.fuse_for_cpu(raw, after["fused"], checkpoint)
     rewritten(cpu_passes.unfuse, after["fused"], after["unfused"])
     nodes_restricted = rewritten(cpu_passes.restrict_to_cls, after["unfused"], after["cls_only"])
     rewritten(cpu_passes.pack_qkv, after["cls_only"], after["packed"])
@@ -106,7 +106,7 @@ def padded(feeds: Sequence[Feed], length: int) -> Feed:
 
 
 def run(path: Path, feed: Feed) -> list[NDArray[np.float32]]:
-    outputs: list[NDArray[np.float32]] = inference.open_session(path).run(None, feed)
+    outputs: list[NDArray[np.float32]] = inference.open_cpu_session(path).run(None, feed)
     return outputs
 
 
