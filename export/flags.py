@@ -84,7 +84,7 @@ def parse_aim(text: str) -> Aim:
         raise argparse.ArgumentTypeError(f"`{text}` is not [LABEL:]AIM=SHARE with one of the aims {', '.join(get_args(AimName))}")
     target = parse_share(share)
     if target == 1:
-        raise argparse.ArgumentTypeError(f"`{text}` cannot be shown by examples; give a share below 1")
+        raise argparse.ArgumentTypeError(f"`{text}` has a share of 1, which no sample can prove; give a smaller one")
     if aim == "coverage" and label:
         raise argparse.ArgumentTypeError(f"`{text}` is for sets of all labels; remove `{label}:`")
     return Aim(aim, target, label or None)

@@ -1,11 +1,7 @@
 """Reads the purpose of a checkpoint: its task, the class that loads it, its labels, and the function from logits to scores.
 
-`adapt_head` gives every head the form that later stages expect: inputs of [rows, length], and outputs with the graph's names.
-`export/tasks` has the requirements of each task. Two classes of pretraining need more. ALBERT's has two heads, and the head for sentence
-order has no separate class. ELECTRA's discriminator has one logit x per token, whose sigmoid is the probability that the token was
-replaced. With a second logit that is always 0 it is an ordinary tagger: the softmax over 0 and x is 1 - sigmoid(x) and sigmoid(x).
-
-Adapters are hooks: the model's own code runs unchanged, in PyTorch and in both tracers.
+`adapt_head` gives every head the form that later stages expect: inputs of [rows, length], and outputs with the graph's names. It adds
+hooks, so the model's own code runs unchanged, in PyTorch and in both tracers. `export/tasks` has the requirements of each task.
 """
 
 from __future__ import annotations
@@ -15,15 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import (
-    AlbertForPreTraining,
-    AutoModelForMaskedLM,
-    AutoModelForNextSentencePrediction,
-    AutoModelForPreTraining,
-    AutoModelForTextEncoding,
-    ElectraForPreTraining,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from bertserve.export.checkpoint.lora import LoraAdapter
@@ -37,12 +25,15 @@ from bertserve.service.bundle.manifest import Activation, Task
 OTHER_HEADS: dict[str, dict[Task, Any]] = {
     # the architecture's name, or its end that begins with "For" -> the tasks of its heads, the default task first, and the classes that
     # load these heads
-    "ForNextSentencePrediction": {"text-classification": AutoModelForNextSentencePrediction},
-    "AlbertForPreTraining": {"fill-mask": AutoModelForMaskedLM, "text-classification": AutoModelForPreTraining},
-    "ElectraForPreTraining": {"token-classification": AutoModelForPreTraining},
+    "ForNextSentencePrediction": {"text-classification": transformers.AutoModelForNextSentencePrediction},
+    "AlbertForPreTraining": {"fill-mask": transformers.AutoModelForMaskedLM, "text-classification": transformers.AutoModelForPreTraining},
+    "ElectraForPreTraining": {"token-classification": transformers.AutoModelForPreTraining},
     # the classes with only one of the heads have the same modules with the same names
     **{
-        f"{family}ForPreTraining": {"fill-mask": AutoModelForMaskedLM, "text-classification": AutoModelForNextSentencePrediction}
+        f"{family}ForPreTraining": {
+            "fill-mask": transformers.AutoModelForMaskedLM,
+            "text-classification": transformers.AutoModelForNextSentencePrediction,
+        }
         for family in ("Bert", "Ernie", "FNet", "MegatronBert", "MobileBert")
     },
 }
@@ -121,9 +112,9 @@ def read_activation(config: Any, setting: str | None = None) -> Activation:
 def adapt_head(model: PreTrainedModel, task: Task) -> None:
     """Adapts a loaded model to the inputs and outputs of its task's graphs; most models need no change."""
     EXPORT_TASKS[task].adapt_model(model)
-    if isinstance(model, AlbertForPreTraining):
+    if isinstance(model, transformers.AlbertForPreTraining):
         _return_sentence_order_logits(model)
-    elif isinstance(model, ElectraForPreTraining):
+    elif isinstance(model, transformers.ElectraForPreTraining):
         model.register_forward_hook(_add_original_logit)
 
 
@@ -143,8 +134,8 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
         raise CheckpointError(f"it is a {architectures[0]}, made for {' and '.join(trained_for)}; --task {task_name} does not match it.")
     auto_class = trained_for.get(task_name, auto_class_of(EXPORT_TASKS[task_name]))
     has_decoder = getattr(config, "is_encoder_decoder", False) or any(name.endswith("EncoderModel") for name in architectures)
-    if EXPORT_TASKS[task_name].embeds and has_decoder and config.model_type in classes_by_model_type(AutoModelForTextEncoding):
-        auto_class = AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
+    if EXPORT_TASKS[task_name].embeds and has_decoder and config.model_type in classes_by_model_type(transformers.AutoModelForTextEncoding):
+        auto_class = transformers.AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
     if config.model_type not in classes_by_model_type(auto_class):
         raise CheckpointError(
             f"transformers has no head for {task_name} on a {type(config).__name__} ({architectures or 'no architecture'})."
@@ -196,7 +187,10 @@ def _return_sentence_order_logits(model: Any) -> None:
 
 
 def _add_original_logit(module: Any, args: Any, output: Any) -> Any:
-    """Converts ELECTRA's logits [rows, length] to `logits` [rows, length, 2] for the tags original and replaced."""
+    """Converts ELECTRA's logits [rows, length] to `logits` [rows, length, 2] for the tags original and replaced.
+
+    The sigmoid of its logit x is the probability that a token was replaced, and the softmax over 0 and x is 1 - sigmoid(x) and sigmoid(x).
+    """
     replaced = output["logits"]
     output["logits"] = torch.stack([torch.zeros_like(replaced), replaced], dim=-1)
     return output

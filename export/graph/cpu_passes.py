@@ -4,10 +4,6 @@
 SkipLayerNormalization takes three to five times as long. The optimizer's own FusionOptions cannot produce this graph: without
 `enable_skip_layer_norm` it finds no attention in models with norms before their blocks, and `use_multi_head_attention` moves the
 projections' biases into the attention, where neither packing nor int8 finds them.
-
-`restrict_to_cls` computes the last layer only for the first token, if the head reads nothing else, except keys and values.
-
-`pack_qkv` merges products of the same tensor, such as query, key and value, because the tensor is then read, and quantized, once.
 """
 
 from __future__ import annotations
@@ -201,7 +197,7 @@ def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]]
 
 
 def pack_qkv(model: ir.Model) -> None:
-    """Merges products of the same tensor, in place.
+    """Merges products of the same tensor, such as query, key and value, in place: the tensor is then read, and quantized, once.
 
     The last layer must already be restricted to [CLS] if possible, because packed products cannot be restricted.
     """

@@ -119,16 +119,27 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
     if not usable_graphs:
         report.add("graphs", False, "no graph can run on this machine")
         return
-    # importing torch and transformers takes seconds, and the other checks need neither
-    if options.checkpoint is not None:
-        from bertserve.export.validation.checkpoint_check import load_bundle_checkpoint, update
-        from bertserve.export.validation.reference import sample_reference
-
-        checkpoint = load_bundle_checkpoint(bundle.manifest, options, report)
-        reference = sample_reference(checkpoint)
-    else:
+    if options.checkpoint is None:
         reference = _choose_reference(bundle, tokenizer, usable_graphs, on_data=bool(rows))
-    comparisons = [comparison for served in usable_graphs if (comparison := _compare_samples(served, reference, report)) is not None]
+        _compare(usable_graphs, reference, rows, options, report)
+        return
+    # importing torch and transformers takes seconds, and the other checks need neither
+    from bertserve.export.validation.checkpoint_check import load_bundle_checkpoint, update
+    from bertserve.export.validation.reference import sample_reference
+
+    checkpoint = load_bundle_checkpoint(bundle.manifest, options, report)
+    _compare(usable_graphs, sample_reference(checkpoint), rows, options, report)
+    if options.update and report.passed:
+        with report.record_failure("update"):
+            update(bundle, checkpoint, tokenizer, options.int8_validation)
+            report.add("update", True, "updated the validation reports and flops of the manifest, and the card")
+
+
+def _compare(
+    graphs: Sequence[ServedGraph], reference: Reference, rows: Sequence[LabeledRow], options: VerifyOptions, report: VerifyReport
+) -> None:
+    """Compares graphs with a reference on samples, and on each line of the data."""
+    comparisons = [comparison for served in graphs if (comparison := _compare_samples(served, reference, report)) is not None]
     for row in rows:
         _compare_row(comparisons, reference, row.row)
     for comparison in comparisons:
@@ -136,10 +147,6 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
             _check_parity(comparison, report)
         if rows and comparison.error is None:
             _check_data(comparison, rows, options, report)
-    if options.update and report.passed:
-        with report.record_failure("update"):
-            update(bundle, checkpoint, tokenizer, options.int8_validation)
-            report.add("update", True, "validation reports and flops of the manifest, and the card, are those measured now")
 
 
 def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, options: VerifyOptions, report: VerifyReport) -> ServedGraph | None:
