@@ -38,12 +38,16 @@ def record(request: RequestContext, *, logs: bool) -> None:
 def _end_trace(trace: RequestSpan, end: float, request: RequestContext, status: int) -> None:
     """Ends a request's span, with its attributes."""
     fields, method, route = request.log_fields(), request.scope["method"], request.route
+    host, port = request.scope.get("server") or (None, None)
     attributes = {
         "http.request.method": method,
         "http.response.status_code": status,
         "http.route": route,
         "url.scheme": request.scope["scheme"],
         "url.path": fields["path"],
+        "network.protocol.version": request.scope.get("http_version"),
+        "server.address": host,
+        "server.port": port,
         "client.address": fields["client"],
         "error.type": str(status) if status >= _INTERNAL else None,
         "bertserve.queue_ms": None if request.prediction is None else request.prediction.queue_s * 1000,

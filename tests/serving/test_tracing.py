@@ -110,7 +110,8 @@ async def classify(models: Path, collector: Collector, body: Any, **headers: str
 
 
 async def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collector: Collector) -> None:
-    await classify(models, collector, {"inputs": "good"}, x_request_id="mine-1")
+    async with traced_client(models, collector) as client:
+        await client.post("http://test:8000/classify", json={"inputs": "good"}, headers={"x-request-id": "mine-1"})
     server = collector.one("POST /classify")
     children = sorted(
         (span for span in collector.spans if span.parent_span_id == server.span_id), key=lambda span: span.start_time_unix_nano
@@ -128,6 +129,9 @@ async def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collecto
         "http.response.status_code": 200,
         "url.scheme": "http",
         "url.path": "/classify",
+        "network.protocol.version": "1.1",
+        "server.address": "test",
+        "server.port": 8000,
         "client.address": "127.0.0.1",
         "bertserve.request_id": "mine-1",
         "bertserve.task": "text-classification",
