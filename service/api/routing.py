@@ -40,9 +40,9 @@ _TIMEOUT_PARAMETER = {
     "description": "Milliseconds until the request must have started.",
 }
 # a reference instead of FastAPI's `model`, which would compile a validator for each route at every start
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "default": {"description": "An error.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}}
-}
+_ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+_ERRORS: dict[int | str, dict[str, Any]] = {"default": {"description": "An error.", "content": _ERROR_CONTENT}}
+_STATUSES = (400, 401, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504)  # of errors of requests to models
 
 
 class GuardedRoute(APIRoute):
@@ -100,6 +100,9 @@ class InferenceRoute(GuardedRoute):
                 "examples": {spec.path: {"summary": spec.title, "value": spec.body.example()} for spec in TASKS.values()},
             }
         path_params = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(path)]
+        responses = {200: result, **_ERRORS}
+        for status in sorted({error_format(status, "", "")[0] for status in _STATUSES}):  # each format can change it
+            responses[status] = {"description": HTTPStatus(status).phrase, "content": _ERROR_CONTENT}
         super().__init__(
             path,
             lambda: None,  # never called
@@ -108,7 +111,7 @@ class InferenceRoute(GuardedRoute):
             tags=[INFERENCE if streams else OTHER_CLIENTS],
             response_model=None,
             response_class=Response,
-            responses={200: result, **_ERRORS},
+            responses=responses,
             openapi_extra={
                 "requestBody": {"required": True, "content": {"application/json": json_body} | lines},
                 "parameters": [*path_params, _TIMEOUT_PARAMETER],

@@ -90,7 +90,7 @@ async def test_the_access_log_has_no_probes(models: Path, caplog: pytest.LogCapt
     assert len([record for record in caplog.records if record.name == "bertserve.access"]) == 2
 
 
-def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:
+def test_the_description_has_an_id_of_each_operation_and_its_errors_by_status(models: Path) -> None:
     document = call(models, "GET", "/openapi.json").json()
     names = {
         (method, path): operation["operationId"] for path, methods in document["paths"].items() for method, operation in methods.items()
@@ -100,6 +100,8 @@ def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:
     assert (names["post", "/classify"], names["post", "/fill-mask"]) == ("classify", "fill_mask")
     assert (names["post", "/models/{name}"], names["get", "/models/{name}"]) == ("models_by_name", "get_models_by_name")
     assert [name for name in names.values() if not re.fullmatch("[a-z][a-z0-9_]*", name)] == []
+    own, openai = (document["paths"][path]["post"]["responses"].keys() for path in ("/classify", "/v1/embeddings"))
+    assert (own - openai, {"401", "413", "429", "503", "504"} - openai) == ({"422"}, set())
 
 
 def shape(value: Any) -> Any:
