@@ -1,7 +1,7 @@
 """Helpers for loads on a real service: durations, the service's metrics before and after a load, and the outcome of every request.
 
 `make test` and `make test-all` run each load for half a second on tiny models, and check what must always be true. `make stress` sets
-STRESS_SECONDS, runs each load on the included models for the full duration, and prints each metric with its threshold.
+STRESS_SECONDS, runs each load on the included models for the full duration, and prints the measured values.
 """
 
 import json
@@ -87,10 +87,10 @@ def assert_each_ended_once(before: str, after: str, *loads: Load) -> Counter[int
     return outcomes
 
 
-def show(bar: str, figure: str) -> None:
-    """Prints a metric with its threshold if STRESS_SECONDS is set, because short loads give no meaningful values."""
+def show(name: str, value: str) -> None:
+    """Prints a measured value if STRESS_SECONDS is set, because short loads give no meaningful values."""
     if LONG:
-        print(f"\n  {bar}: {figure}", end="", flush=True)
+        print(f"\n  {name}: {value}", end="", flush=True)
 
 
 def accesses(server: ServeProcess) -> list[dict[str, Any]]:
