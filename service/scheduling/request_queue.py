@@ -58,7 +58,8 @@ class RequestQueue:
         self.held_tokens = 0
         self.queue_items = 0
         self.threads = threads
-        self._short_items, self._long_items = WaitingItems(), WaitingItems()
+        self._short_items = WaitingItems()
+        self._long_items = WaitingItems()
         self._owed_s = 0.0  # predicted seconds that short requests get before the next long one: as many as the last long batch
         self._last_short = -inf  # arrival of the last short request
 
@@ -79,7 +80,13 @@ class RequestQueue:
             RefusedError: The queue is full or too long.
         """
         if self.held_tokens >= self.max_queue_tokens:
-            raise self._full_error(1, self.max_queue_tokens, remaining_s)
+            raise RefusedError(
+                "the queue is full: it holds {queue_tokens} of {limit} tokens; try again later.",
+                queue_tokens=self.held_tokens,
+                limit=self.max_queue_tokens,
+                reason="queue_full",
+                retry_after_s=self._drain_s(1 + self.held_tokens - self.max_queue_tokens, remaining_s),
+            )
         self._check_wait(self.wait_s(remaining_s), 0.0, time_left_s)
 
     def put(self, request: ScheduledRequest, payloads: SizedPayloads, time_left_s: float, remaining_s: float = 0.0) -> None:
@@ -95,13 +102,21 @@ class RequestQueue:
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
         limit = self.max_request_tokens if request.held_tokens > request.runner.max_batch_tokens else self.max_queue_tokens
-        if self.held_tokens + request.held_tokens > limit:
-            raise self._full_error(request.held_tokens, limit, remaining_s)
+        if (excess := self.held_tokens + request.held_tokens - limit) > 0:
+            raise RefusedError(
+                "the queue is full: it holds {queue_tokens} of {limit} tokens, and the request has {tokens}; try again later.",
+                queue_tokens=self.held_tokens,
+                limit=limit,
+                tokens=request.held_tokens,
+                reason="queue_full",
+                retry_after_s=self._drain_s(excess, remaining_s),
+            )
         request.priority = request.arrived
         items = self._new_items(request, payloads)
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
-            wait = (self._short_items.predicted_s + self._long_items.predicted_s + remaining_s) / threads
+            long_s = self._long_items.predicted_s + remaining_s
+            wait = max((self._short_items.predicted_s + long_s) / self.threads, long_s / threads)  # short requests use all threads
         else:
             threads, wait = self.threads, self.wait_s(remaining_s)
             self._last_short = max(self._last_short, request.arrived)
@@ -122,12 +137,14 @@ class RequestQueue:
             long_runs: Number of current runs that began with an item of a long request. After a short request, they leave one thread free.
         """
         only_short = long_runs > 0 and long_runs >= self._threads_for_long(now)
-        short, long = self._short_items.first(), None if only_short else self._long_items.first()
+        short = self._short_items.first()
+        long = None if only_short else self._long_items.first()
         long_is_first = long and (not short or (self._owed_s <= 0 and long.priority < short.priority))
         head = long if long_is_first else short
         if head is None:
             return []
-        batch, length = [head], head.length
+        batch = [head]
+        length = head.length
         self._remove(head)
         while self.queue_items and (item := self._batch_mate(head, len(batch), length, only_short)):
             batch.append(item)
@@ -179,18 +196,10 @@ class RequestQueue:
                 retry_after_s=wait - max_wait,
             )
 
-    def _full_error(self, tokens: int, limit: int, remaining_s: float) -> RefusedError:
-        excess = (self.held_tokens + tokens - limit) / max(self.held_tokens, 1)
-        return RefusedError(
-            "the queue is full: it holds {queue_tokens} tokens, and with the request, which has {tokens} or more, it may hold {limit}; "
-            "try again later.",
-            queue_tokens=self.held_tokens,
-            tokens=tokens,
-            limit=limit,
-            reason="queue_full",
-            # requests end after the current runs
-            retry_after_s=(remaining_s + (self._short_items.predicted_s + self._long_items.predicted_s) * min(excess, 1.0)) / self.threads,
-        )
+    def _drain_s(self, tokens: int, remaining_s: float) -> float:
+        """Returns the predicted seconds until requests with so many tokens have ended, which they do after the current runs."""
+        share = min(tokens / max(self.held_tokens, 1), 1.0)
+        return (remaining_s + (self._short_items.predicted_s + self._long_items.predicted_s) * share) / self.threads
 
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
         """Returns the next items of a request with their priorities, moves its own priority behind them, and decides whether it is long.

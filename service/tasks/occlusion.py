@@ -87,8 +87,8 @@ def explain(
 ) -> TaskGenerator:
     """Adds `explanation` to entries of an answer: the importance of each word for their `score`, in the order of the texts.
 
-    It runs the input without each word. `scores_of` returns the scores of the entries, float32 [entries], from the outputs of such a run, its
-    encoding, and the word that is left out of a text.
+    It runs the input without each word. `scores_of` returns the scores of the entries, float32 [entries], from the outputs of such a run,
+    its encoding, and the word that is left out of a text.
     """
     removed, encodings = [], []
     for text in texts:

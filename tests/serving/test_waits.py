@@ -51,6 +51,21 @@ def test_the_predicted_wait_is_within_a_factor_of_two(threads: int, texts: Any) 
     assert len(expirations) <= len(simulation.progress) / 10
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_requests_are_admitted_like_short_ones(threads: int) -> None:
+    """This applies also while short texts of many clients fill the queue, and long requests leave a thread to them."""
+    simulation = Simulation(threads, FakeRunner(predicted_s, shares_batches=False))
+    admitted: dict[bool, list[bool]] = {False: [], True: []}
+    for i in range(5000 * threads):
+        is_long = i % 100 == 99
+        simulation.play(i * recorded_s(1, 24) / (2 * threads))
+        request = simulation.arrive(*((300,) * 8 if is_long else (24,)))
+        if simulation.refusals:
+            admitted[is_long].append(request is not None)
+    short, long = (sum(outcomes) / len(outcomes) for outcomes in admitted.values())
+    assert long == pytest.approx(short, rel=0.5)
+
+
 @pytest.mark.parametrize("shares", [pytest.param(False, marks=pytest.mark.full_grid), True])
 @pytest.mark.parametrize("max_queue_tokens", [5_000, 10**6], ids=["queue_full", "deadline"])
 def test_a_retry_after_the_announced_time_is_admitted(shares: bool, max_queue_tokens: int) -> None:
