@@ -61,7 +61,7 @@ class Monitor:
     async def _tick(self) -> None:
         """Works once per second. Its delay is also the delay of other callbacks of the event loop."""
         while True:
-            self._beat()  # at once, because gunicorn does not watch a worker before its first beat
+            self._beat()  # at once, because the parent of a worker watches it from its first beat
             due = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
             self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))

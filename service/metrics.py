@@ -63,7 +63,7 @@ class Metrics:
 
         Args:
             folder: Folder for files with the values of all metrics that this process creates from now on, if there are several workers.
-            writer: The index of this worker, or `arbiter`: it is in the names of its files, and a later worker continues them.
+            writer: The index of this worker, or `parent`: it is in the names of its files, and a later worker continues them.
             process_ids: As `ProcessMetrics` takes them.
         """
         self._registry, self._folder = CollectorRegistry(), folder

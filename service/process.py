@@ -1,9 +1,12 @@
-"""What a process does before it loads models, under uvicorn or Ray, and when only the settings are checked."""
+"""What a process does before it loads models, under uvicorn or Ray, and when only the settings are checked; and messages to systemd."""
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
 import ssl
+from contextlib import suppress
 from importlib import import_module
 
 from bertserve.service.auth import Authenticator
@@ -50,3 +53,10 @@ def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
             f"--tls-cert `{settings.tls_cert}` and --tls-key `{settings.tls_key}` cannot be used ({error.strerror}); both must be PEM "
             "files, and the key must belong to the certificate and have no password."
         ) from error
+
+
+def sd_notify(state: str) -> None:
+    """Sends a state such as `READY=1` to systemd, if systemd started the service. `man sd_notify` has the protocol."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, suppress(OSError):
+            systemd.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)  # @ is an abstract socket

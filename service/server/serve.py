@@ -24,7 +24,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
-from gunicorn.systemd import sd_notify
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -33,7 +32,7 @@ from bertserve.service.auth import Authenticator
 from bertserve.service.errors import BertServeError, SettingsError, StartError, plural
 from bertserve.service.logs import background_logging, configure_logging
 from bertserve.service.metrics import Metrics
-from bertserve.service.process import load_certificate, prepare_process
+from bertserve.service.process import load_certificate, prepare_process, sd_notify
 from bertserve.service.settings import Settings, address_of
 
 if TYPE_CHECKING:
@@ -73,9 +72,9 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
         settings = with_sources(settings)  # once, and before workers exist
         on_ready, run = partial(_announce, settings, listener, start), partial(serve_models, settings, listener, auth)
         if settings.workers > 1:
-            from bertserve.service.server.workers import run_workers
+            from bertserve.service.server.workers import Workers
 
-            run_workers(settings, listener, run, on_ready)
+            Workers(settings, listener, run, on_ready).run()
             code = 0
         else:
             code = run(on_ready)
@@ -96,7 +95,7 @@ def _announce(settings: Settings, listener: socket.socket, start: float, started
         fields = {"level": "INFO", "logger": "bertserve", "pid": os.getpid(), "message": line, **details}
         fields["time"] = datetime.now(UTC).isoformat()
         print(json.dumps(fields) if settings.log_format == "json" else line, flush=True)
-    sd_notify(f"READY=1\nSTATUS=listens on {address}", logger)
+    sd_notify(f"READY=1\nSTATUS=listens on {address}")
 
 
 def serve_models(
@@ -107,7 +106,7 @@ def serve_models(
     *,
     index: int = 0,
     metrics: Metrics | None = None,
-    beat: Callable[[], None] = lambda: sd_notify("WATCHDOG=1", logger),
+    beat: Callable[[], None] = lambda: sd_notify("WATCHDOG=1"),
 ) -> int:
     """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
 
@@ -162,7 +161,7 @@ class Server(uvicorn.Server):
         503 with an error of this service, and a connection closes only after a response.
         """
         began, delay_s, timeout_s = time.monotonic(), self._state.settings.pre_stop_delay_s, self._state.settings.shutdown_timeout_s
-        sd_notify("STOPPING=1", logger)
+        sd_notify("STOPPING=1")
         count = plural(len(self.server_state.tasks), "request")
         logger.info("shutdown started: not ready for %.0f s, then up to %.0f s for %s in progress", delay_s, timeout_s, count)
         self._state.scheduler.withdrawn = True

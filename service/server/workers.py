@@ -1,168 +1,119 @@
-"""Several workers on one socket: gunicorn's arbiter starts, watches and replaces them. Each runs the server of a single process.
+"""Several workers on one socket: their parent process starts, watches and replaces them. Each runs the server of a single process.
 
-The arbiter does not import onnxruntime, whose threads do not survive a fork. On SIGHUP the workers read keys and models again. gunicorn
-would stop them before their successors are ready, and a broken bundle would then stop the service.
+The parent imports neither onnxruntime nor numpy, whose threads do not survive a fork. It blocks signals, and takes them in its loop.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import logging
+import math
 import os
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing import Pipe
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
 
-from gunicorn.arbiter import Arbiter
-from gunicorn.config import Config
-from gunicorn.systemd import sd_notify
-from gunicorn.workers.base import Worker
 from prometheus_client.multiprocess import mark_process_dead
 
 from bertserve.service.errors import StartError
 from bertserve.service.metrics import Metrics
+from bertserve.service.process import sd_notify
+from bertserve.service.server.worker_process import WorkerProcess
 from bertserve.service.settings import Settings
 
 logger = logging.getLogger("bertserve.workers")
 
-POLL_S = 0.5  # between two readings of the reports of workers
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+POLL_S = 0.2  # the parent looks at the workers after each signal, and after this time without one
 HUNG_S = 20  # a worker whose event loop has not run for this time is replaced
 RETRY_S = 1.0  # pause after a worker that cannot start
 MARGIN_S = 8  # after the shutdown timeout, a worker joins its inference threads and sends the last responses
 
 
-def run_workers(settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None]) -> None:
-    """Runs `work` in several workers until a signal stops them; `on_ready` is called once, when all are ready.
+class Workers:
+    """Runs `work` in several workers; `on_ready` is called once, when all are ready."""
 
-    Raises:
-        StartError: A worker cannot start, and no other one serves.
-    """
-    # the disk of a container may be slow or read-only
-    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - the folder is private
-    with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent) as folder:
-        arbiter = _Arbiter(settings, listener, work, on_ready, Path(folder))
-        try:
-            arbiter.run()
-        except SystemExit as end:
-            if os.getpid() != arbiter.pid:  # the end of a worker
-                os._exit(end.code)  # type: ignore[arg-type]
-            if arbiter.failure is not None:
-                raise arbiter.failure from None
-            if end.code:
-                raise
+    def __init__(self, settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None]) -> None:
+        self._settings, self._listener, self._work, self._on_ready = settings, listener, work, on_ready
+        self._workers: dict[int, WorkerProcess] = {}  # by index
+        self._process_ids = RawArray("q", settings.workers)  # 0 for a missing worker
+        self._all_were_ready = False
+        self._start_at, self._kill_at = 0.0, math.inf  # when missing workers are started, and when workers that do not stop are killed
 
+    def run(self) -> None:
+        """Keeps the workers running until a signal has stopped them.
 
-class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
-    SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        Raises:
+            StartError: A worker cannot start, and no other one serves.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if SIGCHLD is ignored, the system keeps no exit codes
+        parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - disks of containers may be slow or read-only
+        with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent) as folder:
+            self._folder, self._metrics = Path(folder), Metrics(Path(folder), "parent")
+            while self._workers or self._kill_at == math.inf:
+                if time.monotonic() >= self._start_at and self._kill_at == math.inf:
+                    for index in set(range(self._settings.workers)) - self._workers.keys():
+                        self._workers[index] = WorkerProcess(index, self._work, self._folder, self._process_ids)
+                        self._workers[index].start()
+                sd_notify("WATCHDOG=1")
+                received = signal.sigtimedwait(SIGNALS, POLL_S)
+                for worker in list(self._workers.values()):
+                    self._check(worker, is_quiet=received is None)
+                self._handle(received.si_signo if received else 0)
 
-    def __init__(
-        self, settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None], folder: Path
-    ) -> None:
-        self.work, self.folder = work, folder
-        self.process_ids = RawArray("q", settings.workers)
-        self.metrics = Metrics(folder, "arbiter")
-        self.failure: StartError | None = None
-        self.all_were_ready = False
-        self._on_ready = on_ready
-        self.cfg = Config()
-        self.cfg.set("workers", settings.workers)
-        self.cfg.set("worker_class", _Worker)
-        self.cfg.set("worker_tmp_dir", str(folder))
-        self.cfg.set("timeout", HUNG_S)
-        self.cfg.set("graceful_timeout", int(settings.pre_stop_delay_s + settings.shutdown_timeout_s) + MARGIN_S)
-        self.cfg.set("child_exit", _Arbiter.on_exit)
-        self.cfg.set("control_socket_disable", True)
-        self.cfg.set("loglevel", "warning")
-        super().__init__(self)  # it is also gunicorn's application, so that the workers can use it
-        self.LISTENERS = [listener]
-        self.log.error_log.handlers.clear()
-        self.log.error_log.propagate = True
+    def _check(self, worker: WorkerProcess, *, is_quiet: bool) -> None:
+        code = worker.exitcode  # first, because a process that has ended sends no more messages
+        if worker.read_messages():
+            if self._all_were_ready:
+                logger.info("worker %d restarted as process %d", worker.index, worker.pid)
+            elif sum(other.is_ready for other in self._workers.values()) == self._settings.workers:
+                self._all_were_ready = True
+                self._on_ready(worker.report)
+        if code is not None:
+            self._on_end(worker, code)
+        elif is_quiet and worker.silent_s > HUNG_S:
+            worker.kill()  # SIGABRT has not ended it, for example because it is stopped
+        elif is_quiet:
+            worker.silent_s += POLL_S  # counted here, so that a pause of all processes is no hang
+            if worker.silent_s > HUNG_S:
+                logger.error("worker %d (process %d) hangs: its event loop has not run for %d s", worker.index, worker.pid, HUNG_S)
+                worker.send_signal(signal.SIGABRT)
 
-    def start(self) -> None:
-        """Replaces gunicorn's method, which tells systemd READY=1 before the workers are ready."""
-        self.pid = os.getpid()
-        self.init_signals()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-
-    def wait_for_signals(self, timeout: float = POLL_S) -> list[int]:
-        """Also reads the reports of the workers, because gunicorn calls it in each turn of its loop."""
-        signals: list[int] = super().wait_for_signals(POLL_S)
-        sd_notify("WATCHDOG=1", logger)
-        for worker in self.WORKERS.values():
-            if worker.report is None and worker.report_reader.poll():
-                worker.report = worker.report_reader.recv()
-                worker.is_ready = isinstance(worker.report, tuple)
-                if self.all_were_ready and worker.is_ready:
-                    logger.info("worker %d restarted as process %d", worker.index, worker.pid)
-                elif sum(other.is_ready for other in self.WORKERS.values()) == self.num_workers:
-                    self.all_were_ready = True
-                    self._on_ready(worker.report)
-        return signals
-
-    def on_exit(self, worker: _Worker) -> None:
-        mark_process_dead(worker.index, str(self.folder))  # type: ignore[no-untyped-call]
-        self.process_ids[worker.index] = 0
-        if not self.LISTENERS:  # the service stops
+    def _on_end(self, worker: WorkerProcess, code: int) -> None:
+        del self._workers[worker.index]
+        self._process_ids[worker.index] = 0
+        mark_process_dead(worker.index, str(self._folder))  # type: ignore[no-untyped-call]
+        if code not in (0, -signal.SIGTERM):
+            end = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code} ({signal.strsignal(-code)})"
+            logger.error("worker %d (process %d) %s", worker.index, worker.pid, end)
+        if self._kill_at < math.inf:
             return
-        self.metrics.workers_replaced.labels("hung" if worker.aborted else "ended").inc()
+        self._metrics.workers_replaced.labels("hung" if worker.silent_s > HUNG_S else "ended").inc()
         if not worker.is_ready:
             error = worker.report or StartError(f"worker {worker.index} ended before it was ready; the log may say why.")
-            if not any(other.is_ready for other in self.WORKERS.values()):
-                self.failure = error
-                raise StopIteration  # gunicorn stops
-            logger.error("a worker cannot start: %s", error)
-            time.sleep(RETRY_S)
+            if not any(other.is_ready for other in self._workers.values()):
+                self._signal_all(signal.SIGKILL)
+                raise error
+            logger.error("worker %d cannot start: %s", worker.index, error)
+            self._start_at = time.monotonic() + RETRY_S
 
-    def handle_hup(self) -> None:
-        """Passes SIGHUP on. gunicorn's own reload stops the old workers before the new ones are ready."""
-        self.kill_workers(signal.SIGHUP)
+    def _handle(self, number: int) -> None:
+        is_stopping = self._kill_at < math.inf
+        if number == signal.SIGHUP:
+            self._signal_all(signal.SIGHUP)
+        elif number in (signal.SIGINT, signal.SIGTERM) and not is_stopping:
+            sd_notify("STOPPING=1")
+            self._listener.close()  # otherwise a client could connect after the last worker has stopped, and wait
+            self._kill_at = time.monotonic() + self._settings.pre_stop_delay_s + self._settings.shutdown_timeout_s + MARGIN_S
+            self._signal_all(signal.SIGTERM)
+        if time.monotonic() > self._kill_at or (number == signal.SIGINT and is_stopping):
+            self._signal_all(signal.SIGKILL)
 
-    def handle_term(self) -> None:
-        sd_notify("STOPPING=1", logger)
-        super().handle_term()
-
-    handle_int = handle_term  # a SIGINT after it stops the workers at once
-
-
-class _Worker(Worker):  # type: ignore[misc]
-    app: _Arbiter
-    report: Any = None  # what `on_ready` takes, or a StartError
-    is_ready = False
-
-    def __init__(self, *arguments: Any) -> None:
-        """Runs in the arbiter, before the fork."""
-        super().__init__(*arguments)
-        self.index = min({*range(self.app.num_workers)} - {worker.index for worker in self.app.WORKERS.values()})
-        self.report_reader, self._report_writer = Pipe(duplex=False)
-
-    def init_process(self) -> None:
-        """Serves until the worker is stopped. gunicorn's method would load a WSGI application."""
-        self.booted = True  # gunicorn stops the service if a worker fails that has not booted
-        # SIGHUP until models are loaded; SIGINT, because a terminal sends it to all processes, and the arbiter decides
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT})
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGQUIT, lambda *_: os._exit(0))  # gunicorn sends it to stop at once
-        faulthandler.enable()  # for SIGABRT, which gunicorn sends to a worker that hangs
-        os.environ.pop("NOTIFY_SOCKET", None)
-        arbiter = self.app
-        arbiter.process_ids[self.index] = os.getpid()
-        metrics = Metrics(arbiter.folder, self.index, arbiter.process_ids)
-        try:
-            code = arbiter.work(self._report_writer.send, index=self.index, metrics=metrics, beat=self._beat)
-        except StartError as error:
-            self._report_writer.send(error)
-        else:
-            sys.exit(code)
-
-    def _beat(self) -> None:
-        """Tells the arbiter that the event loop runs; without an arbiter, the worker stops."""
-        self.notify()
-        if os.getppid() != self.ppid:
-            signal.raise_signal(signal.SIGTERM)
+    def _signal_all(self, number: int) -> None:
+        for worker in self._workers.values():
+            worker.send_signal(number)

@@ -133,7 +133,7 @@ onnx_engine.OnnxEngine.time_runs = lambda engine, shapes, repeats: [(*shape, 1e-
 
 @pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])
 def test_a_lost_gpu_ends_the_process(models: Path, tmp_path: Path, workers: tuple[str, ...]) -> None:
-    """Its requests get 503, and its supervisor starts another process: with several workers the arbiter, otherwise that of code 1."""
+    """Its requests get 503, and its supervisor starts another process: with several workers their parent, otherwise that of code 1."""
     with running(models, tmp_path / "log", *workers, program=LOST_GPU) as server:
         assert httpx.post(f"{server.url}/classify", json={"inputs": "good"}, trust_env=False).status_code == 200
         error_of(httpx.post(f"{server.url}/classify", json={"inputs": ["good"] * 9}, trust_env=False), 503, "unavailable")

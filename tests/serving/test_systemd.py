@@ -16,8 +16,9 @@ def test_systemd_gets_the_messages_of_the_service(models: Path, tmp_path: Path, 
     messages: SimpleQueue[tuple[int, str]] = SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        systemd.bind(str(tmp_path / "notify"))
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        address = str(tmp_path / "notify") if workers == 1 else f"@{tmp_path}"  # a path or an abstract socket
+        systemd.bind(address.replace("@", "\0"))
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
 
         def listen() -> None:
             """Reads all messages at once, because the service waits while ten of them are unread."""

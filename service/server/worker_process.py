@@ -1,0 +1,62 @@
+"""The process of a worker: it serves until its parent process stops it, or has ended."""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+import signal
+from collections.abc import Callable, MutableSequence
+from multiprocessing import Pipe
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+from bertserve.service.errors import StartError
+from bertserve.service.metrics import Metrics
+
+
+class WorkerProcess(ForkProcess):
+    """A worker. `start` forks its process, which does `run`; the parent uses the other public methods and attributes."""
+
+    def __init__(self, index: int, work: Callable[..., int], folder: Path, process_ids: MutableSequence[int]) -> None:
+        """Takes a number that stays when the process is replaced, the function that serves, and arguments of its `Metrics`."""
+        super().__init__(daemon=True)
+        self.index, self._work, self._folder, self._process_ids = index, work, folder, process_ids
+        self._parent_id = os.getpid()
+        self._reader, self._writer = Pipe(duplex=False)  # for the report, and for heartbeats, which are None
+        self.report: Any = None  # what `on_ready` takes, or a StartError
+        self.is_ready = False
+        self.silent_s = -math.inf  # since the last heartbeat; there is none before models are loaded
+
+    def read_messages(self) -> bool:
+        """Returns whether the worker has become ready since the last call."""
+        was_ready = self.is_ready
+        while self._reader.poll():
+            self.report, self.silent_s = self._reader.recv() or self.report, 0.0
+        self.is_ready = isinstance(self.report, tuple)
+        return self.is_ready and not was_ready
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless the process has ended."""
+        if self.exitcode is None and self.pid is not None:
+            os.kill(self.pid, number)
+
+    def run(self) -> None:
+        """Serves until the worker is stopped."""
+        # SIGHUP waits until models are loaded; SIGINT stays blocked, because a terminal sends it to all processes, and the parent decides
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+        faulthandler.enable()  # for SIGABRT
+        os.environ.pop("NOTIFY_SOCKET", None)
+        self._process_ids[self.index] = os.getpid()
+        metrics = Metrics(self._folder, self.index, self._process_ids)
+        try:
+            os._exit(self._work(self._writer.send, index=self.index, metrics=metrics, beat=self._beat))  # without waiting for threads
+        except StartError as error:
+            self._writer.send(error)
+
+    def _beat(self) -> None:
+        self._writer.send(None)
+        if os.getppid() != self._parent_id:
+            signal.raise_signal(signal.SIGTERM)
