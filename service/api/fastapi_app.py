@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -19,8 +19,8 @@ from bertserve.service import __version__
 from bertserve.service.api import error_responses, playground
 from bertserve.service.api.inference_routes import inference_routes
 from bertserve.service.api.request import REQUEST_KEY
-from bertserve.service.api.routing import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, guarded_router
-from bertserve.service.api.service_routes import create_service_routers
+from bertserve.service.api.routing import INFERENCE, OTHER_CLIENTS, GuardedRoute, InferenceRoute, file_route
+from bertserve.service.api.service_routes import service_routes
 from bertserve.service.app_state import AppState
 from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
@@ -72,9 +72,7 @@ def create_fastapi(state: AppState) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.router.routes.extend(inference_routes())
-    for router in (*create_service_routers(state), playground.create_router(root_path), _create_docs_router()):
-        app.router.routes.extend(router.routes)
+    app.router.routes.extend([*inference_routes(), *service_routes(state), *playground.playground_routes(root_path), *_docs_routes()])
     app.add_exception_handler(Exception, _respond_to_error)
     _add_description(app, requires_key=state.auth.requires_key)
     return app
@@ -85,30 +83,28 @@ async def _respond_to_error(request: Request, error: Exception) -> Response:
     return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["route"].error_format)
 
 
-def _create_docs_router() -> APIRouter:
-    """Returns the router of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files."""
-    router = guarded_router(Access.PUBLIC, include_in_schema=False)
-    page_html = get_swagger_ui_html(
+def _docs_routes() -> list[GuardedRoute]:
+    """Returns the routes of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files."""
+    page = get_swagger_ui_html(
         openapi_url="openapi.json",
         title="bertserve",
         swagger_js_url=f"{_STATIC}/{_SCRIPT}",
         swagger_css_url=f"{_STATIC}/{_STYLE}",
         swagger_favicon_url=f"{_STATIC}/{_ICON}",
     )
-    files = resources.files("fastapi_swagger.resources")
-    for name, media_type in _TYPES.items():
-        headers = {"content-type": media_type, "cache-control": "max-age=3600"}
-        add_file(router, f"/{_STATIC}/{name}", files.joinpath(name).read_bytes(), headers)
 
-    @router.get("/openapi.json")
-    async def openapi_document(request: Request) -> Response:
+    async def document(request: Request) -> Response:
         return Response(await asyncio.to_thread(lambda: to_json(request.app.openapi())), media_type="application/json")
 
-    @router.get("/docs")
-    async def page() -> Response:
-        return page_html
-
-    return router
+    files = resources.files("fastapi_swagger.resources")
+    return [
+        GuardedRoute("/openapi.json", document, access=Access.PUBLIC, include_in_schema=False),
+        file_route("/docs", bytes(page.body), {"content-type": "text/html; charset=utf-8"}),
+        *(
+            file_route(f"/{_STATIC}/{name}", files.joinpath(name).read_bytes(), {"content-type": kind, "cache-control": "max-age=3600"})
+            for name, kind in _TYPES.items()
+        ),
+    ]
 
 
 def _add_description(app: FastAPI, *, requires_key: bool) -> None:

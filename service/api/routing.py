@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -46,11 +45,24 @@ _STATUSES = (400, 401, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504)  # of e
 
 
 class GuardedRoute(APIRoute):
-    """A route that declares its access and the format of its errors. `guarded_router` makes a subclass for each combination."""
+    """A route that declares its access and the format of its errors."""
 
-    access: Access = Access.ADMIN  # without a declaration
-    error_format: ErrorFormat = staticmethod(error_text)
     methods: set[str]  # FastAPI gives every route methods
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        access: Access = Access.ADMIN,
+        error_format: ErrorFormat = error_text,
+        **options: Any,
+    ) -> None:
+        """Creates the route; only admins can use a route without a declaration. The options are those of FastAPI's class."""
+        self.access = access
+        self.error_format = error_format
+        options = {"responses": _ERRORS, "response_model": None, "generate_unique_id_function": operation_id} | options
+        super().__init__(path, endpoint, **options)
 
 
 class InferenceRoute(GuardedRoute):
@@ -62,8 +74,6 @@ class InferenceRoute(GuardedRoute):
         task: The task of the path; None if it depends on the model or the body.
         streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
     """
-
-    access = Access.KEY
 
     def __init__(
         self,
@@ -85,7 +95,6 @@ class InferenceRoute(GuardedRoute):
         self.bodies = bodies
         self.task = task
         self.streams = streams
-        self.error_format = error_format
         lines: dict[str, Any] = {LINES_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if streams else {}
         result: dict[str, Any] = {"description": "A result, or a list of them: one for each input."}
         if isinstance(response, dict):
@@ -106,17 +115,17 @@ class InferenceRoute(GuardedRoute):
         super().__init__(
             path,
             lambda: None,  # never called
+            access=Access.KEY,
+            error_format=error_format,
             methods=["POST"],
             summary=summary,
             tags=[INFERENCE if streams else OTHER_CLIENTS],
-            response_model=None,
             response_class=Response,
             responses=responses,
             openapi_extra={
                 "requestBody": {"required": True, "content": {"application/json": json_body} | lines},
                 "parameters": [*path_params, _TIMEOUT_PARAMETER],
             },
-            generate_unique_id_function=operation_id,
         )
 
 
@@ -179,18 +188,13 @@ class RouteTable:
         return scope["method"] == "GET" and any(route.matches(scope)[0] is Match.FULL for route in self._probes)
 
 
-def guarded_router(access: Access, *, error_format: ErrorFormat = error_text, **options: Any) -> APIRouter:
-    """Returns a router for routes of one access and format of errors, with further arguments of `APIRouter`."""
-    route_class = type("GuardedRoute", (GuardedRoute,), {"access": access, "error_format": staticmethod(error_format)})
-    return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, responses=_ERRORS, **options)
+def file_route(path: str, content: bytes, headers: Mapping[str, str]) -> GuardedRoute:
+    """Returns a route that answers with a file from memory: all clients share its bytes, and it needs no descriptor and no thread."""
 
-
-def add_file(router: APIRouter, path: str, content: bytes, headers: Mapping[str, str]) -> None:
-    """Adds a route that answers with a file from memory: all clients share its bytes, and it needs no descriptor and no thread."""
-
-    @router.get(path)
     async def file() -> Response:
         return Response(content, headers=headers)
+
+    return GuardedRoute(path, file, access=Access.PUBLIC, include_in_schema=False)
 
 
 def operation_id(route: APIRoute) -> str:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from fastapi import APIRouter
-
-from bertserve.service.api.routing import add_file, guarded_router
-from bertserve.service.auth import Access
+from bertserve.service.api.routing import GuardedRoute, file_route
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
@@ -21,13 +18,13 @@ POLICY = (
 )
 
 
-def create_router(root_path: str = "") -> APIRouter:
-    """Returns the router of the page and its files; the URLs of the page are relative to the proxy's path prefix."""
-    router = guarded_router(Access.PUBLIC, include_in_schema=False)
+def playground_routes(root_path: str = "") -> list[GuardedRoute]:
+    """Returns the routes of the page and its files; the URLs of the page are relative to the proxy's path prefix."""
     page = (_FOLDER / PAGE).read_bytes()
     if root_path:
         # without it, a browser at `/bert` without a final slash would resolve relative URLs against `/`
         page = page.replace(b"<head>", f'<head>\n  <base href="{html.escape(root_path)}/">'.encode(), 1)
+    routes = []
     for name, content in [(PAGE, page), *((name, (_FOLDER / name).read_bytes()) for name in FILES)]:
         headers = {
             "content-type": f"{_TYPES[Path(name).suffix]}; charset=utf-8",
@@ -36,5 +33,5 @@ def create_router(root_path: str = "") -> APIRouter:
             "referrer-policy": "no-referrer",
             "cache-control": "no-cache",
         }
-        add_file(router, "/" if name == PAGE else f"/playground/{name}", content, headers)
-    return router
+        routes.append(file_route("/" if name == PAGE else f"/playground/{name}", content, headers))
+    return routes
