@@ -12,8 +12,9 @@ import numpy as np
 from bertserve.export.errors import ExportError, UsageError, log
 from bertserve.export.flags import Aim
 from bertserve.export.model_card import bundle_texts, describe_calibration
-from bertserve.export.score_calibration.outcomes import IDENTITY, Outcomes, check_aims, collect, fit, method_of
-from bertserve.export.score_calibration.predictions import SEED, choose_threshold, measure_quality
+from bertserve.export.score_calibration.fitting import SEED, fit, measure_quality
+from bertserve.export.score_calibration.scores import IDENTITY, Outcomes, collect, method_of
+from bertserve.export.score_calibration.thresholds import check_aims, choose_threshold
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import package_bundle, workspace

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics
 
-from bertserve.export.score_calibration.outcomes import IDENTITY, Scores, fit
-from bertserve.export.score_calibration.predictions import Predictions, log_losses, measure_quality
+from bertserve.export.score_calibration.fitting import fit, measure_quality
+from bertserve.export.score_calibration.scores import IDENTITY, Predictions, Scores, log_losses
 from bertserve.service.tasks.decoding import activate, apply_calibration
 
 

@@ -11,7 +11,8 @@ from scipy import stats
 
 from bertserve.export.errors import ExportError
 from bertserve.export.flags import Aim
-from bertserve.export.score_calibration.predictions import Predictions, choose_threshold
+from bertserve.export.score_calibration.scores import Predictions
+from bertserve.export.score_calibration.thresholds import choose_threshold
 from bertserve.service.bundle.calibration import Threshold
 
 AIMS = [Aim("precision", 0.9), Aim("max-error", 0.3), Aim("recall", 0.9)]

@@ -1,19 +1,16 @@
-"""The scores of a graph on labeled examples, next to their correct answers; and the calibration that fits them."""
+"""The scores of a graph on labeled examples, next to their correct answers, and the predictions that follow from them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from numpy.typing import NDArray
 
 from bertserve.export.errors import UsageError
-from bertserve.export.flags import Aim
 from bertserve.export.progress import track
-from bertserve.export.score_calibration.predictions import Booleans, Predictions, Values, log_losses
 from bertserve.export.tasks.evaluation import exact_match, widen_to_words
 from bertserve.export.validation.labeled_data import LabeledRow
 from bertserve.export.validation.served_graph import ServedGraph
@@ -26,7 +23,7 @@ from bertserve.service.tasks.decoding import Floats, Link, activate, apply_calib
 
 Parameters = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias
 IDENTITY: Parameters = ((1.0,), (0.0,))
-LINKS: dict[Method, Link] = {"temperature": "softmax", "per-label": "sigmoid", "answers": "power"}
+LINKS: dict[Method, Link] = {"temperature": "softmax", "per-label": "sigmoid", "answers": "power"}  # tags have their own logits
 _OF_LABELS: dict[str, list[Any]] = {"decide": [False], "top_k": [None], "function_to_apply": [None]}
 # parameters that may leave out or change scores, with the values that do not
 ALLOWED_VALUES: dict[Method, dict[str, list[Any]]] = {
@@ -35,10 +32,39 @@ ALLOWED_VALUES: dict[Method, dict[str, list[Any]]] = {
     "tags": {"decide": [False], "aggregation_strategy": ["simple", "first", "average", "max"], "ignore_labels": [["O"]]},
     "answers": {"decide": [False], "duplicates": ["best"]},
 }
-MAX_LOG_SCALE = 3.0  # scales are from 1/20 to 20
-MAX_BIAS = 10.0  # a bias of 10 is a factor of 20,000
-MIN_OF_A_KIND = 20  # minimum examples with a label, and without it, for parameters of its own
-MIN_FOR_MORE = 1000  # minimum examples for more than one parameter; with fewer, parameters are mostly noise
+# the smallest distance of a score from 0 or 1 in a log loss; float32 has no larger number below 1
+CLOSEST = float(np.finfo(np.float32).epsneg)
+
+Values = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions whose scores say how probably they are correct, such as the best label of each text or each entity.
+
+    Attributes:
+        scores: float64 [predictions].
+        correct: bool [predictions].
+        losses: The log loss of each, float64 [predictions].
+        examples: The index of the example of each, int64 [predictions].
+        labels: The label of each, str [predictions].
+        count: Number of examples.
+        missed: Number of items that no prediction has, such as entities that were not found.
+    """
+
+    scores: Values
+    correct: Booleans
+    losses: Values
+    examples: NDArray[np.int64]
+    labels: NDArray[np.str_]
+    count: int
+    missed: int = 0
+
+
+def log_losses(scores: Values, correct: Booleans) -> Values:
+    """Returns the log loss of scores that predictions are correct."""
+    return -np.log(np.maximum(np.where(correct, scores, 1 - scores), CLOSEST))
 
 
 @dataclass(frozen=True)
@@ -110,37 +136,6 @@ class EntityLogits:
 Outcomes = Scores | EntityLogits
 
 
-def fit(outcomes: Outcomes) -> Parameters:
-    """Returns the parameters with the lowest log loss: one scale for everything, or a scale and a bias per label with enough examples."""
-    common = _fit(outcomes, None, MAX_LOG_SCALE)
-    if not isinstance(outcomes, Scores) or outcomes.method == "temperature" or len(outcomes.scores) < MIN_FOR_MORE:
-        return (common[0],), (0.0,)
-    lines = []  # logistic regressions (Platt, 1999)
-    for label, correct in zip(outcomes.labels, outcomes.correct.sum(axis=0).tolist(), strict=True):
-        enough = MIN_OF_A_KIND <= correct <= len(outcomes.correct) - MIN_OF_A_KIND
-        lines.append(_fit(outcomes, [label], MAX_LOG_SCALE, MAX_BIAS) if enough else common)
-    scale, bias = zip(*lines, strict=True)
-    return scale, bias
-
-
-def _fit(outcomes: Outcomes, labels: Sequence[str] | None, *limits: float) -> tuple[float, float]:
-    """Returns the scale and bias with the lowest log loss.
-
-    `limits` bounds the logarithm of the scale and, if there are two, the bias; with one limit the bias is 0. Returns (1, 0) if a likelihood
-    ratio test at 95 % finds no gain.
-    """
-
-    def loss(values: Values) -> float:
-        scale, bias = math.exp(values[0]), [*values, 0.0][1]
-        return float(outcomes.predictions(((scale,), (bias,)), labels).losses.sum())
-
-    zeros = np.zeros(len(limits))
-    best = optimize.minimize(loss, zeros, method="Powell", bounds=[(-limit, limit) for limit in limits])
-    is_noise = loss(zeros) - best.fun < stats.chi2.isf(0.05, len(limits)) / 2
-    log_scale, bias, *_ = (0.0, 0.0) if is_noise else (*best.x.tolist(), 0.0)
-    return math.exp(log_scale), bias
-
-
 def method_of(manifest: Manifest) -> Method:
     """Returns how the scores of a model are calibrated; refuses a model without such scores."""
     if manifest.task == token_classification.TASK:
@@ -155,27 +150,6 @@ def method_of(manifest: Manifest) -> Method:
         f"a model for {manifest.task} with the activation `{manifest.activation}` has no scores to calibrate; calibrate classification, "
         "named entities, question answering or a reranker."
     )
-
-
-def check_aims(aims: Sequence[Aim], method: Method, manifest: Manifest) -> None:
-    """Refuses aims that the model does not support, and aims that cannot hold together, because a text has one decision."""
-    names = sorted({*manifest.labels, *token_classification.groups_of(manifest)}) if method == "tags" else manifest.labels
-    for aim in aims:
-        if method == "answers" and (aim.label is not None or aim.counts_missed):
-            raise UsageError(f"`{aim}` is not for question answering; use precision or max-error, without a label.")
-        if aim.label is not None and aim.label not in names:
-            raise UsageError(f"the model has no label `{aim.label}`; it has {', '.join(names)}.")
-        if aim.name == "coverage" and method != "temperature":
-            raise UsageError(f"`{aim}` needs labels that exclude each other; use precision or recall of a label.")
-        # the labels of a text are not independent examples
-        if aim.label is None and (aim.name == "recall" if method == "temperature" else method == "per-label" and len(names) > 1):
-            raise UsageError(f"`{aim}` needs a label, such as `{names[-1]}:{aim}`.")
-    labels = {aim.label for aim in aims}
-    if len(aims) > 1 and (method == "temperature" or None in labels or len(labels) < len(aims)):
-        raise UsageError(
-            f"{' and '.join(f'`{aim}`' for aim in aims)} cannot hold together, because one of them would decide texts of the other; give "
-            "one aim, or one for each label if labels do not exclude each other."
-        )
 
 
 def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow]) -> Outcomes:
