@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from bertserve.export import flags
@@ -44,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
     except (ExportError, OSError) as error:
         return report_error(error, args.bundle_folder)
     if args.json:
-        print(json.dumps({"bundle": str(args.bundle_folder), "passed": report.passed, "checks": report.checks}, indent=1), flush=True)
+        checks = [asdict(check) for check in report.checks]
+        print(json.dumps({"bundle": str(args.bundle_folder), "passed": report.passed, "checks": checks}, indent=1), flush=True)
     return 0 if report.passed else 1
 
 

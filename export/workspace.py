@@ -136,9 +136,7 @@ def _refuse_existing(target: Path, *, overwrite: bool) -> None:
     for file in files:
         is_known = file.name in _BUNDLE_FILES or file.name.endswith((".onnx", ".onnx.data", ".svg"))
         if not is_bundle or not is_known or file.is_dir():
-            raise UsageError(
-                f"`{target}` exists and has `{file.name}`, which is not part of a bundle; move it, or choose another --output."
-            )
+            raise UsageError(f"`{target}` exists with `{file.name}`, which is not part of a bundle; move it, or choose another --output.")
     if not overwrite:
         raise UsageError(f"`{target}` exists; choose another --output, or give --overwrite to replace it.")
 

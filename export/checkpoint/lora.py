@@ -142,9 +142,8 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
     if not (folder / ADAPTER_CONFIG_FILE).is_file():
         return None
     config = read_object(folder / ADAPTER_CONFIG_FILE)
-    weights = next(
-        (folder / name for name in (ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER) if (folder / name).is_file()), folder / ADAPTER_WEIGHTS_FILE
-    )
+    files = [name for name in (ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER) if (folder / name).is_file()]
+    weights = folder / next(iter(files), ADAPTER_WEIGHTS_FILE)
     tensors = read_weights(folder.name, weights)
     _check_settings(folder, config)
     use_dora = bool(config.get("use_dora"))

@@ -5,8 +5,6 @@
   So these functions are replaced by tables, which PyTorch fills in a run of the model before the tracing.
 - DeBERTa v1 cuts its table of relative positions to the length of the text, and a tracer would keep the example's length. The whole
   table gives the same scores.
-- BART and T5 classify by the last `</s>` of each row. They select all `</s>` with a mask, whose number depends on the ids, and fail unless
-  each row has the same number. The patch selects the last one of each row directly, for any number per row.
 - ONNX Runtime's optimizer finds attention by how the values for padding are computed. It knows BERT's old form, `(1 - mask) * lowest`, but
   not what each version of transformers and of the tracers makes of a choice by a Boolean mask. The values are the same.
 """
@@ -86,8 +84,8 @@ def _mask_keys(create_mask: Callable[..., Any]) -> Callable[..., Any]:
 class _SelectLastPosition(TorchFunctionMode):
     """Makes `hidden[mask]` return the last selected position of each row; mask is bool [rows, length], hidden is [rows, length, values].
 
-    The models only use this position of the result: `hidden[mask, :].view(rows, -1, values)[:, -1, :]`. For a row without a selected
-    position it is the first position, where the model itself would fail.
+    BART and T5 classify by the last `</s>`: `hidden[mask, :].view(rows, -1, values)[:, -1, :]`, which fails unless each row has the same
+    number. For a row without a selected position it is the first position, where the model itself would fail.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -177,8 +177,6 @@ def check_cross_encoder(folder: Path, settings: SentenceSettings) -> None:
     """
     kinds = {kind for kind, _ in read_modules(folder)}
     if POOLING not in kinds and kinds - {TRANSFORMER}:
-        raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has the modules {', '.join(sorted(kinds))}; this task supports only {TRANSFORMER}."
-        )
+        raise CheckpointError(f"`{folder / MODULES_FILE}` has modules {', '.join(sorted(kinds))}; this task supports only {TRANSFORMER}.")
     if settings.default_prompt is not None and settings.prompts[settings.default_prompt]:
         raise CheckpointError(f"`{folder / SETTINGS_FILE}` has `default_prompt_name`, but only embeddings have prompts; remove it.")

@@ -137,9 +137,7 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     if EXPORT_TASKS[task_name].embeds and has_decoder and config.model_type in classes_by_model_type(transformers.AutoModelForTextEncoding):
         auto_class = transformers.AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
     if config.model_type not in classes_by_model_type(auto_class):
-        raise CheckpointError(
-            f"transformers has no head for {task_name} on a {type(config).__name__} ({architectures or 'no architecture'})."
-        )
+        raise CheckpointError(f"transformers has no {task_name} head for a {type(config).__name__} ({architectures or 'no architecture'}).")
     return task_name, auto_class
 
 
@@ -174,9 +172,7 @@ def _return_sentence_order_logits(model: Any) -> None:
     """Makes ALBERT's pretraining class return the `logits` [rows, 2] of sentence order, and skip its other head."""
     labels = model.sop_classifier.classifier.out_features
     if labels != 2:
-        raise CheckpointError(
-            f"the head for sentence order has {labels} labels in config.json, but 2 are supported: in order, and swapped."
-        )
+        raise CheckpointError(f"the head for sentence order has {labels} labels in config.json; supported are 2: in order, and swapped.")
     model.predictions = torch.nn.Identity()
 
     def rename_logits(module: Any, args: Any, output: Any) -> Any:

@@ -3,9 +3,6 @@
 transformers only warns of unexpected weights, which the model cannot use. A classifier without the pooler of its pretraining is
 complete. But a classifier without an encoder layer, or without an LSTM after the encoder, differs from the trained model. So an unexpected
 weight is harmless only if transformers has a model of this configuration with another head that has the weight.
-
-Heads may be pruned: transformers 4 writes `pruned_heads` into config.json, layer -> heads, with matrices without these heads. transformers
-5 reads such a checkpoint as one with wrong shapes. Here the model gets attention with the remaining heads.
 """
 
 from __future__ import annotations
@@ -139,6 +136,7 @@ def _without_layer_numbers(name: str) -> str:
 def prune_while_loading(source: str, config: Any) -> Iterator[None]:
     """Makes models that are created in the block lack the pruned heads of their configuration.
 
+    transformers 4 writes `pruned_heads`, layer -> heads, and transformers 5 ignores them, so the shapes of its matrices would be wrong.
     Modules with unknown names stay unchanged; the shapes of their weights then differ, which is refused during loading.
     """
     pruned = getattr(config, "pruned_heads", None) or {}

@@ -156,9 +156,7 @@ def _measure_sensitivities(model: ir.Model, layers: Layers, path: Path, feeds: S
 
 def _fold_smoothing(graph: ir.Graph, layers: Layers) -> Layers:
     """Moves the smoothing of attention outputs into the matrices before and after them, where it takes no time."""
-    multipliers = {
-        tensor: layer.params.multiplier for tensor, layer in layers.items() if layer.params.is_smoothed and not layer.shares_matrix
-    }
+    multipliers = {name: layer.params.multiplier for name, layer in layers.items() if layer.params.is_smoothed and not layer.shares_matrix}
     folded = {}
     for tensor in graph_edits.fold_smoothing(graph, multipliers):
         layer = layers[tensor]

@@ -1,7 +1,6 @@
 """The tasks that a bundle can have: a module for each, whose `EXPORT_TASK` has all the exporter's facts about it.
 
-These modules do not import torch, because `bert-export verify` runs in the service's environment. Functions on a PyTorch model get it as an
-argument.
+They do not import torch, because `bert-export verify` runs without it.
 """
 
 from __future__ import annotations

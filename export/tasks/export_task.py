@@ -130,7 +130,7 @@ class ExportTask:
         ]
         if measure == "spearman":
             # the scores of each label, of the reference and of the graph; the lowest correlation of a label counts
-            by_label = zip(*(zip(*scores, strict=True) for scores in zip(*pairs, strict=True)), strict=True)
+            by_label = [([a[i] for a, _ in pairs], [b[i] for _, b in pairs]) for i in range(len(config.labels))]
             # a reference with equal scores has no order; a graph with equal scores has lost the order, which is 0
             value = min((spearman(first, second) for first, second in by_label if len(set(first)) > 1), default=None)
         elif measure == "cosine" and pairs:

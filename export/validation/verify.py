@@ -56,18 +56,25 @@ class VerifyOptions:
 
 
 @dataclass(frozen=True)
-class VerifyReport:
-    """The checks of a bundle in their order, which are printed when they are done, unless the whole report is printed as JSON.
+class Check:
+    """A check with its result as text and as data. `passed` is None for a measurement without a minimum."""
 
-    `passed` of a check is None for a measurement without a minimum.
-    """
+    name: str
+    passed: bool | None
+    detail: str
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The checks of a bundle in their order, which are printed when they are done, unless the whole report is printed as JSON."""
 
     as_json: bool
-    checks: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
 
     def add(self, name: str, passed: bool | None, detail: str, metrics: Mapping[str, Any] | None = None) -> None:
         """Adds a check with its result as text and as data."""
-        self.checks.append({"name": name, "passed": passed, "detail": detail, "metrics": dict(metrics or {})})
+        self.checks.append(Check(name, passed, detail, dict(metrics or {})))
         if not self.as_json:
             print(f"{_STATUS[passed]:<8}{name:<24} {detail}", flush=True)
 
@@ -89,7 +96,7 @@ class VerifyReport:
     @property
     def passed(self) -> bool:
         """Whether no check failed."""
-        return all(check["passed"] is not False for check in self.checks)
+        return all(check.passed is not False for check in self.checks)
 
 
 def verify(options: VerifyOptions, report: VerifyReport) -> None:
