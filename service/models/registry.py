@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeAlias
+from types import SimpleNamespace
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,6 +18,7 @@ from bertserve.service.errors import (
     InvalidValueError,
     NotFoundError,
     SettingsError,
+    StartError,
     describe_validation_error,
     did_you_mean,
     quote_names,
@@ -29,10 +31,9 @@ logger = logging.getLogger("bertserve.loading")
 
 DEFAULTS_FILE = "defaults.json"
 _DEFAULTS = TypeAdapter(dict[str, str])
-TasksByName: TypeAlias = Mapping[str, Sequence[str]]  # name of a model -> the tasks that it answers
 
 
-def _configured_defaults(settings: Settings, models: TasksByName, broken: Mapping[str, str]) -> dict[str, str]:
+def _configured_defaults(settings: Settings, models: Sequence[Model], broken: Mapping[str, str]) -> dict[str, str]:
     """Returns task -> name of its default model, as the operator chose: by `--default`, or else by `defaults.json` of a models folder.
 
     Tasks are written by their Hugging Face name or by their path. A file's default is ignored if it is one of the `broken` models.
@@ -55,7 +56,7 @@ def _configured_defaults(settings: Settings, models: TasksByName, broken: Mappin
             use_flag = f"choose one with --default {spec.path}=NAME"
             if other != name:
                 raise SettingsError(f"{origin} makes `{name}` the default for `{key}`, but {other_origin} makes it `{other}`; {use_flag}.")
-            candidates = _candidates(models, spec.name)
+            candidates = [model.name for model in models if spec.name in model.tasks]
             if name not in candidates:
                 raise SettingsError(
                     f"{origin} makes `{name}` the default for `{key}`, but no model of that name is loaded for that task; loaded are "
@@ -80,56 +81,6 @@ def _base(task: str) -> str | None:
     return task if derivation is None else derivation.base
 
 
-def _start_defaults(settings: Settings, models: TasksByName, broken: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the configured default models and all default models, by task, for the models of a start.
-
-    A derived task uses the default of its base task, if that model can answer it. With `allow_implicit_default`, a task with several
-    models and no choice uses the first model by name.
-
-    Raises:
-        BundleError: No model can be loaded, or a file of defaults is wrong.
-        SettingsError: A configured default is wrong, or a task has several models and no choice.
-    """
-    if not models:
-        raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
-    configured = _configured_defaults(settings, models, broken)
-    defaults = _choose(models, configured, {}, any_candidate=settings.allow_implicit_default)
-    ambiguous = dict[str, list[str]]()  # task -> models, for tasks that need a default and have none
-    for task in TASKS:
-        names, base = _candidates(models, task), _base(task)
-        # A task that models of any task can answer needs no default: with several such models, a request names the model. The default
-        # of the base task, which precedes its derived tasks, is also the default of a derived task with the same models.
-        if task not in defaults and len(names) > 1 and base is not None and ambiguous.get(base) != names:
-            ambiguous[task] = names
-    if ambiguous:
-        which = "; ".join(f"/{TASKS[task].path} ({quote_names(names)})" for task, names in ambiguous.items())
-        flag = ",".join(f"{TASKS[task].path}=NAME" for task in ambiguous)
-        raise SettingsError(
-            f"several models can answer {which}; choose the default with --default {flag}, or allow the first "
-            "by name with --allow-implicit-default."
-        )
-    return configured, defaults
-
-
-def _choose(models: TasksByName, configured: Mapping[str, str], before: Mapping[str, str], *, any_candidate: bool) -> dict[str, str]:
-    """Returns task -> its default model: by choice, by the choice for its base task, as before, or the only or first candidate."""
-    defaults = {}
-    for task in TASKS:
-        candidates = _candidates(models, task)
-        preferred = (configured.get(task), configured.get(_base(task) or ""), before.get(task))
-        names = [name for name in preferred if name in candidates]
-        if not names and (len(candidates) == 1 or any_candidate):
-            names = candidates
-        if names:
-            defaults[task] = names[0]
-    return defaults
-
-
-def _candidates(models: TasksByName, task: str) -> list[str]:
-    """Returns the names of the models that answer a task."""
-    return [name for name, tasks in models.items() if task in tasks]
-
-
 class Registry:
     """The loaded models, which may change during requests; a request keeps the model that it started with.
 
@@ -140,25 +91,49 @@ class Registry:
     """
 
     def __init__(self, models: Sequence[Model], broken: dict[str, str], settings: Settings) -> None:
-        """Chooses the default models, as `_start_defaults` does and with its errors; `models` have any order."""
+        """Chooses the defaults of the models, which have any order, by the settings and the files of the models folders.
+
+        A derived task uses the default of its base task, if that model can answer it. With `allow_implicit_default`, a task with several
+        models and no choice uses the first model by name.
+
+        Raises:
+            BundleError: There are no models, or a file of defaults is wrong.
+            SettingsError: A configured default is wrong, or a task has several models and no choice.
+        """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self.broken = broken
         self._settings = settings
-        self._configured_defaults, self.defaults = _start_defaults(settings, self._tasks(), broken)
+        if not models:
+            raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
+        self._configured_defaults = _configured_defaults(settings, models, broken)
+        self.defaults = self._choose({})
+        ambiguous = dict[str, list[str]]()  # task -> models, for tasks that need a default and have none
+        for task in TASKS:
+            names, base = self._candidates(task), _base(task)
+            # A task that models of any task can answer needs no default: with several such models, a request names the model. The default
+            # of the base task, which precedes its derived tasks, is also the default of a derived task with the same models.
+            if task not in self.defaults and len(names) > 1 and base is not None and ambiguous.get(base) != names:
+                ambiguous[task] = names
+        if ambiguous:
+            which = "; ".join(f"/{TASKS[task].path} ({quote_names(names)})" for task, names in ambiguous.items())
+            flag = ",".join(f"{TASKS[task].path}=NAME" for task in ambiguous)
+            raise SettingsError(
+                f"several models can answer {which}; choose the default with --default {flag}, or allow the first "
+                "by name with --allow-implicit-default."
+            )
 
-    def check_next_start(self) -> None:
-        """Checks the bundles that are in the models folders now, by their manifests, and the configured default models.
-
-        Raises:
-            StartError: A start with the same settings would fail.
-        """
-        models = dict[str, Sequence[str]]()
-        for path in find_bundles(self._settings.models):
-            if path.name not in self.broken:
-                models[path.name] = tasks_of(read_manifest(path)[0])
-            elif not self._settings.skip_broken:
-                raise BundleError(self.broken[path.name])
-        _start_defaults(self._settings, models, self.broken)
+    def warn_of_next_start(self) -> None:
+        """Logs why a start with the same settings would fail, by the manifests of the bundles that are in the models folders now."""
+        models = list[Any]()  # what the choice of default models needs of each
+        try:
+            for path in find_bundles(self._settings.models):
+                if path.name not in self.broken:
+                    models.append(SimpleNamespace(name=path.name, tasks=tasks_of(read_manifest(path)[0])))
+                elif not self._settings.skip_broken:
+                    raise BundleError(self.broken[path.name])
+            Registry(models, self.broken, self._settings)
+        except StartError as error:
+            logger.warning("the next start with these settings will fail: %s", error.message)
 
     def default_of(self, model: Model) -> list[str]:
         """Returns the tasks that have a model as their default."""
@@ -171,16 +146,29 @@ class Registry:
         """
         before = self.defaults
         self.models = dict(sorted(models.items()))
-        tasks = self._tasks()
-        self.defaults = _choose(tasks, self._configured_defaults, before, any_candidate=self._settings.allow_implicit_default)
+        self.defaults = self._choose(before)
         for task, spec in TASKS.items():
             old, new = (defaults.get(task, "none") for defaults in (before, self.defaults))
             if old != new:
-                candidates = quote_names(_candidates(tasks, task))
+                candidates = quote_names(self._candidates(task))
                 logger.warning("the default of /%s is %s (before: %s); --default can choose %s", spec.path, new, old, candidates)
 
-    def _tasks(self) -> TasksByName:
-        return {model.name: model.tasks for model in self.models.values()}
+    def _choose(self, before: Mapping[str, str]) -> dict[str, str]:
+        """Returns task -> its default model: by choice, by the choice for its base task, as before, or the only or first candidate."""
+        defaults = {}
+        for task in TASKS:
+            candidates = self._candidates(task)
+            preferred = (self._configured_defaults.get(task), self._configured_defaults.get(_base(task) or ""), before.get(task))
+            names = [name for name in preferred if name in candidates]
+            if not names and (len(candidates) == 1 or self._settings.allow_implicit_default):
+                names = candidates
+            if names:
+                defaults[task] = names[0]
+        return defaults
+
+    def _candidates(self, task: str) -> list[str]:
+        """Returns the names of the models that answer a task."""
+        return [model.name for model in self.models.values() if task in model.tasks]
 
     def get(self, name: str) -> Model:
         """Returns the model with a name.
@@ -208,7 +196,7 @@ class Registry:
                 "one of them, or ask the operator to load one; loaded are: {models}.",
                 task=task,
                 requirement=_requirement(task),
-                candidates=quote_names(_candidates(self._tasks(), task)),
+                candidates=quote_names(self._candidates(task)),
                 models=", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none",
             )
         model = self.get(name)
@@ -221,7 +209,7 @@ class Registry:
                 labels=shorten(quote_names(model.bundle.manifest.labels), 300, placeholder=" ..."),
                 task=task,
                 requirement=_requirement(task),
-                candidates=quote_names(_candidates(self._tasks(), task)),
+                candidates=quote_names(self._candidates(task)),
             )
         return model
 

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,19 +54,21 @@ class Reloader:
             NotFoundError: No folder has a bundle of that name.
             InvalidValueError: It cannot be loaded; the old model stays.
         """
-        async with self._one_change():
+        async with self._lock:
             try:
                 path = await self._in_thread(files.find_bundle, self._folders, name)
                 if path is None:
                     self._clear_error(name)
                     raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=CallerValue(name))
-                return await self._replace(path)
+                model = await self._replace(path)
             except StartError as error:
                 raise InvalidValueError(
                     "the model `{model}` cannot be loaded, so nothing changed: {cause}",
                     model=name,
                     cause=without_folders(error.message, self._folders),
                 ) from error
+            await self._in_thread(self._registry.warn_of_next_start)
+            return model
 
     async def unload(self, name: str) -> None:
         """Removes a model, whose open requests are still answered; and the error of a model that could not be loaded.
@@ -75,14 +76,15 @@ class Reloader:
         Raises:
             NotFoundError: There is no such model and no such error.
         """
-        async with self._one_change():
+        async with self._lock:
             if name in self._registry.models or name not in self._registry.broken:
                 self._remove(self._registry.get(name))
             self._clear_error(name)
+            await self._in_thread(self._registry.warn_of_next_start)
 
     async def refresh(self) -> None:
         """Loads new and changed models, unloads removed ones, and logs the folders that cannot be loaded."""
-        async with self._one_change():
+        async with self._lock:
             try:
                 bundles = {path.name: path for path in await self._in_thread(files.find_bundles, self._folders)}
             except StartError as error:
@@ -98,16 +100,7 @@ class Reloader:
                 self._clear_error(name)
                 if name in self._registry.models:
                     self._remove(self._registry.models[name])
-
-    @asynccontextmanager
-    async def _one_change(self) -> AsyncIterator[None]:
-        """Waits for other changes; after this one, logs why a start with the same settings would fail."""
-        async with self._lock:
-            yield
-            try:
-                await self._in_thread(self._registry.check_next_start)
-            except StartError as error:
-                logger.warning("the next start with these settings will fail: %s", error.message)
+            await self._in_thread(self._registry.warn_of_next_start)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
