@@ -99,8 +99,11 @@ async def test_a_key_without_admin_rights_has_its_name_in_log_and_metrics(models
     assert [(line["key"], line["status"]) for line in lines] == [("default", 403)]
 
 
-def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
-    key, line = new_key("alice")
+def test_a_new_key_goes_to_stderr_and_its_digest_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bert-serve new-key alice >> keys.txt` adds only the line."""
+    assert cli.main(["new-key", "alice"]) == 0
+    output = capsys.readouterr()
+    key, line = output.err.split()[-1], output.out.strip()
     auth = Authenticator(keys(tmp_path, line))
     assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"
     assert [key_name(auth, secret) for secret in (key.encode(), line.encode(), b"", b"alice")] == ["alice", None, None, None]
@@ -186,15 +189,6 @@ async def test_a_removed_key_ends_its_stream_at_the_next_line(models: Path) -> N
 def test_an_invalid_key_name_is_refused(name: str) -> None:
     with pytest.raises(SettingsError):
         new_key(name)
-
-
-def test_new_key_prints_only_the_line_of_the_key_file_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve new-key alice >> keys.txt` adds only the line for the file: the command writes the key to stderr."""
-    assert cli.main(["new-key", "alice"]) == 0
-    output = capsys.readouterr()
-    auth = Authenticator(keys(tmp_path, output.out.strip()))
-
-    assert key_name(auth, output.err.split()[-1].encode()) == "alice"
 
 
 async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
