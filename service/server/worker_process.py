@@ -51,10 +51,12 @@ class WorkerProcess(ForkProcess):
         os.environ.pop("NOTIFY_SOCKET", None)
         self._process_ids[self.index] = os.getpid()
         metrics = Metrics(self._folder, self.index, self._process_ids)
+        code = 0
         try:
-            os._exit(self._work(self._writer.send, index=self.index, metrics=metrics, beat=self._beat))  # without waiting for threads
+            code = self._work(self._writer.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
             self._writer.send(error)
+        os._exit(code)  # without waiting for threads
 
     def _beat(self) -> None:
         self._writer.send(None)
