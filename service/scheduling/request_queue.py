@@ -80,13 +80,7 @@ class RequestQueue:
             RefusedError: The queue is full or too long.
         """
         if self.held_tokens >= self.max_queue_tokens:
-            raise RefusedError(
-                "the queue is full: it holds {queue_tokens} of {limit} tokens; try again later.",
-                queue_tokens=self.held_tokens,
-                limit=self.max_queue_tokens,
-                reason="queue_full",
-                retry_after_s=self._drain_s(1 + self.held_tokens - self.max_queue_tokens, remaining_s),
-            )
+            raise self._full_error(1, self.max_queue_tokens, remaining_s)
         self._check_wait(self.wait_s(remaining_s), 0.0, time_left_s)
 
     def put(self, request: ScheduledRequest, payloads: SizedPayloads, time_left_s: float, remaining_s: float = 0.0) -> None:
@@ -102,15 +96,8 @@ class RequestQueue:
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
         limit = self.max_request_tokens if request.held_tokens > request.runner.max_batch_tokens else self.max_queue_tokens
-        if (excess := self.held_tokens + request.held_tokens - limit) > 0:
-            raise RefusedError(
-                "the queue is full: it holds {queue_tokens} of {limit} tokens, and the request has {tokens}; try again later.",
-                queue_tokens=self.held_tokens,
-                limit=limit,
-                tokens=request.held_tokens,
-                reason="queue_full",
-                retry_after_s=self._drain_s(excess, remaining_s),
-            )
+        if self.held_tokens + request.held_tokens > limit:
+            raise self._full_error(request.held_tokens, limit, remaining_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
         if request.is_long:
@@ -196,10 +183,16 @@ class RequestQueue:
                 retry_after_s=wait - max_wait,
             )
 
-    def _drain_s(self, tokens: int, remaining_s: float) -> float:
-        """Returns the predicted seconds until requests with so many tokens have ended, which they do after the current runs."""
-        share = min(tokens / max(self.held_tokens, 1), 1.0)
-        return (remaining_s + (self._short_items.predicted_s + self._long_items.predicted_s) * share) / self.threads
+    def _full_error(self, tokens: int, limit: int, remaining_s: float) -> RefusedError:
+        excess = (self.held_tokens + tokens - limit) / max(self.held_tokens, 1)
+        return RefusedError(
+            "the queue has no room for the request: it holds {queue_tokens} of {limit} tokens; try again later.",
+            queue_tokens=self.held_tokens,
+            limit=limit,
+            reason="queue_full",
+            # requests end after the current runs
+            retry_after_s=(remaining_s + (self._short_items.predicted_s + self._long_items.predicted_s) * min(excess, 1.0)) / self.threads,
+        )
 
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
         """Returns the next items of a request with their priorities, moves its own priority behind them, and decides whether it is long.

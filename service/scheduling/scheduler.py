@@ -65,7 +65,8 @@ class Scheduler:
         self._wakeup = threading.Condition(self._lock)
         self._last_crowded = -inf  # last time at which the active and waiting runs were too many for multi-threaded runs
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
-        self._threads: list[InferenceThread] = []  # without those that hang
+        # without those that hang
+        self._threads = [InferenceThread(self._thread_main, f"inference-{i}") for i in range(queue.threads)]
         self._seconds = 0  # calls of `check_hung_runs`
         self._hangs = 0
         self._on_hang = on_hang
@@ -74,8 +75,6 @@ class Scheduler:
         self._stopped = False  # starts no more runs
         self._ended_s = 0.0  # seconds of the batches that have ended
         self.failure: str | None = None
-        for _ in range(queue.threads):
-            self._add_thread()
 
     @property
     def ready(self) -> bool:
@@ -210,11 +209,6 @@ class Scheduler:
             return 0.0
         now = self.clock()
         return sum(max(thread.since + thread.predicted_s - now, 0.0) for thread in self._threads)
-
-    def _add_thread(self) -> InferenceThread:
-        thread = InferenceThread(self._thread_main, f"inference-{len(self._threads) + self._hangs}")
-        self._threads.append(thread)
-        return thread
 
     def _thread_main(self, thread: InferenceThread) -> None:
         """Runs batches until the scheduler stops or a run of the thread hangs; it is the function of a thread."""
@@ -376,7 +370,8 @@ class Scheduler:
         if self._hangs >= self.queue.threads:
             self._abort("since the start, as many runs have hung as there are inference threads")
         elif not self._stopped:
-            self._add_thread().start()
+            self._threads.append(InferenceThread(self._thread_main, f"inference-{len(self._threads) + self._hangs}"))
+            self._threads[-1].start()
 
     def _unavailable_error(self) -> UnavailableError:
         reason = self.failure or "the service is stopping"
