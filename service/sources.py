@@ -275,9 +275,7 @@ def export_options(settings: ModelSettings) -> list[str]:
 
 def cache_folder(settings: ModelSettings) -> Path:
     """Returns the folder of the cache: --cache-dir, or `bertserve` in the user's cache folder."""
-    if settings.cache_dir is not None:
-        return settings.cache_dir
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "bertserve"
+    return settings.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "bertserve"
 
 
 @contextmanager
