@@ -77,15 +77,7 @@ class AppState:
     """The parts of the service. `start` and `stop` are called in the event loop of its requests.
 
     Attributes:
-        registry: The loaded models.
-        reloader: Changes the models.
-        scheduler: The inference threads.
-        monitor: Measures and watches the scheduler.
-        metrics: All metrics.
-        settings: All settings.
         provider: The execution provider in use.
-        limits: The limits of a body.
-        auth: Admits requests by their keys.
         worker_index: Index of this worker.
         total_threads: Inference threads of all workers together.
         tracer: Records requests; None if tracing is disabled.

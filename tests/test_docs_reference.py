@@ -8,7 +8,7 @@ import pytest
 
 import facts
 from bertserve.bench import measurement, workloads
-from bertserve.service.body.reading import read_as
+from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle.calibration import Record
 from bertserve.service.bundle.manifest import Manifest  # its import defines all records
@@ -58,7 +58,7 @@ def test_the_error_in_the_tutorial_is_that_of_its_request() -> None:
     [(body, response)] = re.findall(r"/classify -d '(.+)'\n```\n\n```\n(\{\"error\": .+)", page)
 
     with pytest.raises(CallerError) as error:
-        read_as(TASKS["text-classification"].body, body.encode(), Limits(max_inputs=1, max_chars=100))
+        validate_as(TASKS["text-classification"].body, parse_json(body.encode()), Limits(max_inputs=1, max_chars=100))
     assert {"error": error.value.message, "error_type": error.value.error_type}.items() <= json.loads(response).items()
 
 

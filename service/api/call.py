@@ -14,7 +14,7 @@ from bertserve.service.body.json_text import to_json
 from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.models.model import Model
-from bertserve.service.models.request_progress import Prediction
+from bertserve.service.models.request_progress import Prediction, truncation_warning
 from bertserve.service.tasks.step import ReadSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -83,10 +83,8 @@ class Call:
         if prediction.truncated:
             headers.append((b"x-truncated", b"%d" % len(prediction.truncated)))
             count = f"{len(prediction.truncated)} of {len(prediction.results)} {self.body.input_name} " if self.body.is_list else ""
-            warnings.append(
-                f"truncation; {count}cut to the model's {self.model.bundle.manifest.tokenizer.max_length} tokens: "
-                f"{_name_inputs(prediction.truncated, self.body)}"
-            )
+            warning = truncation_warning(self.model.bundle.manifest.tokenizer.max_length, count)
+            warnings.append(f"{warning}: {_name_inputs(prediction.truncated, self.body)}")
         if prediction.read_spans:
             headers.append((b"x-windows", _escape(_windows(prediction.read_spans))))
         # one header per warning, because the official client expects that

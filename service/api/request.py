@@ -32,11 +32,9 @@ class RequestContext:
     """One HTTP request.
 
     Attributes:
-        scope: Its ASGI scope.
         sender: Sends messages to the client.
         headers: The headers by name in lower case; the last one of several with the same name.
         id: The request id, from the header `x-request-id` or random.
-        state: The models, metrics, settings, keys and limits.
         turns: Lets large bodies and responses take turns.
         start: Start time in seconds of `time.perf_counter`.
         response_headers: Headers that every response to this request has.

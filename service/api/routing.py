@@ -69,7 +69,7 @@ class InferenceRoute(GuardedRoute):
     """A path that runs models, for POST. FastAPI only describes it; `Application` serves its requests.
 
     Attributes:
-        read_call: Returns the call of a body and its request.
+        read_call: Returns the call of a body and its request; raises a CallerError if the body is wrong.
         bodies: Types of the body, for OpenAPI; a body has one of them.
         task: The task of the path; None if it depends on the model or the body.
         streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.

@@ -38,20 +38,6 @@ B = TypeVar("B", bound=TaskBody)
 C = TypeVar("C", bound=ClosedModel)
 
 
-def ignores_no_field(name: str, value: Any) -> bool:
-    """Returns false: every field counts."""
-    return False
-
-
-def read_as(body_type: type[B], raw: bytes, limits: Limits, ignores: IgnoresField = ignores_no_field) -> B:
-    """Reads a request body of a class, like `validate_as`.
-
-    Raises:
-        MalformedRequestError: The body is not JSON.
-    """
-    return validate_as(body_type, parse_json(raw, body_type), limits, ignores)
-
-
 def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
     """Parses a body; `body` is its class, for the example in an error.
 
@@ -86,7 +72,7 @@ def read_protocol(body_type: type[C], raw: bytes, example: Mapping[str, Any]) ->
         raise _translate(error, example) from error
 
 
-def validate_as(body_type: type[B], value: Any, limits: Limits, ignores: IgnoresField = ignores_no_field) -> B:
+def validate_as(body_type: type[B], value: Any, limits: Limits, ignores: IgnoresField | None = None) -> B:
     """Validates the JSON value of a request body of a class, except for the fields that `ignores` accepts.
 
     Raises:
@@ -104,7 +90,7 @@ def validate_as(body_type: type[B], value: Any, limits: Limits, ignores: Ignores
     if not value.keys() <= field_names(body_type):
         # the check stops at the first wrong field, so a million fields cost no more
         for name, content in value.items():
-            if name not in field_names(body_type) and not ignores(name, content):
+            if name not in field_names(body_type) and (ignores is None or not ignores(name, content)):
                 raise _unknown_field_error(name, body_type)
     try:
         body = body_type.model_validate(value)

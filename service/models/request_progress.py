@@ -47,6 +47,11 @@ class Prediction:
     read_spans: Sequence[ReadSpan] = ()
 
 
+def truncation_warning(max_tokens: int, cut_inputs: str = "") -> str:
+    """Returns the warning of a truncated text; `cut_inputs` are the number and the name of the cut ones of several inputs."""
+    return f"truncation; {cut_inputs}cut to the model's {max_tokens} tokens"
+
+
 @dataclass(slots=True)
 class EncodingPayload:
     """The payload of a scheduler's item: one encoding of one input.

@@ -19,7 +19,7 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, EngineError, InvalidValueError, SettingsError, did_you_mean, quote_names
 from bertserve.service.models import loading
-from bertserve.service.models.request_progress import EncodingPayload, RequestProgress
+from bertserve.service.models.request_progress import EncodingPayload, RequestProgress, truncation_warning
 from bertserve.service.scoring.rows import Row, rejecting
 from bertserve.service.settings import ScoreSettings
 from bertserve.service.tasks.catalog import TASKS, requested_task, tasks_of
@@ -164,7 +164,7 @@ class Predictor:
                 open_rows.append((row, progress, [payload for _, payload in progress.tokenize()]))
                 row.warnings = [warning for _, warning in progress.prediction.warnings]
                 if progress.prediction.truncated:
-                    row.warnings.append(f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens")
+                    row.warnings.append(truncation_warning(self.manifest.tokenizer.max_length))
         while open_rows:  # the current steps of all together
             outputs = iter(self._outputs([payload for _, _, payloads in open_rows for payload in payloads]))
             still_open = []

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bertserve.service.body.json_text import to_plain
-from bertserve.service.body.reading import read_as
+from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
@@ -96,7 +96,7 @@ class Service:
     def answer(self, body: dict[str, Any], task: str | None = None) -> Any:
         """Returns the response to a request body; all its inputs run in one padded batch."""
         task = task or self.manifest.task
-        call = read_as(TASKS[task].body, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
+        call = validate_as(TASKS[task].body, parse_json(json.dumps(body).encode()), Limits(max_inputs=64, max_chars=100_000))
         predictions = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in call.task_inputs(self.manifest)]
         encodings = [encoding for item in predictions for encoding in item.step.encodings]
         rows = iter(self.engine.run(encodings, small_outputs=all(item.step.small_outputs for item in predictions)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.body.reading import read_as
+from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import Outputs
@@ -59,4 +59,4 @@ def load(name: str, threads: int = 1) -> EmbeddedBundle:
 
 def parse(task: str, request: dict[str, Any]) -> Any:
     """Parses a request body as the service does."""
-    return read_as(TASKS[task].body, json.dumps(request).encode(), LIMITS)
+    return validate_as(TASKS[task].body, parse_json(json.dumps(request).encode()), LIMITS)

@@ -11,7 +11,7 @@ from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.formats.openai import usage
 from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
-from bertserve.service.body.reading import read_as
+from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, Text, body_config, one_of
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidValueError
@@ -63,7 +63,7 @@ class DocumentsBody(rerank.QueryBody):
 
 def read_rerank(raw: bytes, request: RequestContext) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
-    body = read_as(DocumentsBody, raw, request.state.limits, is_null_or_ignored)
+    body = validate_as(DocumentsBody, parse_json(raw, DocumentsBody), request.state.limits, is_null_or_ignored)
     model = request.state.registry.for_task(rerank.TASK, body.model)
     documents = [
         {"text": document} if isinstance(document, str) else document.model_dump() for document in body.documents if body.return_documents

@@ -12,7 +12,7 @@ from bertserve.service.api.call import JSON_HEADERS, Call
 from bertserve.service.api.formats.ignored_fields import is_ignored
 from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
-from bertserve.service.body.reading import IgnoresField, parse_json, read_as, validate_as
+from bertserve.service.body.reading import IgnoresField, parse_json, validate_as
 from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
@@ -25,7 +25,7 @@ _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_an
 
 def read_for_task(task: str, body_type: type[TaskBody], raw: bytes, request: RequestContext, ignores: IgnoresField = is_ignored) -> Call:
     """Reads a body of a class at a task's path; it may name a model."""
-    body = read_as(body_type, raw, request.state.limits, ignores)
+    body = validate_as(body_type, parse_json(raw, body_type), request.state.limits, ignores)
     return _call(task, request.state.registry.for_task(task, body.model), body, request)
 
 

@@ -27,13 +27,7 @@ class PredictBody(ClosedModel):
 
 
 def read_predict(raw: bytes, request: RequestContext) -> Call:
-    """Reads a body for the model in the path: for the model's task, or for the one that its fields imply.
-
-    Raises:
-        MalformedRequestError: The body is not JSON.
-        InvalidValueError: The JSON does not match the protocol or the task.
-        TooLargeError: It has more instances than are allowed, or a text is too long.
-    """
+    """Reads a body for the model in the path: for the model's task, or for the one that its fields imply."""
     model = request.named_model
     predict = read_protocol(PredictBody, raw, _EXAMPLE)
     value = {"inputs": predict.instances, "parameters": predict.parameters or {}}

@@ -101,13 +101,7 @@ class InferBody(ClosedModel):
 
 
 def read_infer(raw: bytes, request: RequestContext) -> Call:
-    """Reads a request.
-
-    Raises:
-        MalformedRequestError: The body is not JSON, or the length of a binary tensor does not fit.
-        InvalidValueError: A tensor, a parameter or an output is wrong.
-        TooLargeError: It has more texts than are allowed.
-    """
+    """Reads a body for the model in the path."""
     model = request.named_model
     infer, binary_data = _parse_body(raw, request)
     options = infer.parameters or InferParameters()

@@ -12,7 +12,7 @@ from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.request import RequestContext
 from bertserve.service.body.json_text import to_json
-from bertserve.service.body.reading import read_as
+from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import TaskBody, TextOrTexts, body_config
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidValueError
@@ -91,7 +91,7 @@ def usage(prediction: Prediction) -> dict[str, int]:
 
 def read_embeddings(raw: bytes, request: RequestContext) -> Call:
     """Reads a body of `/v1/embeddings`."""
-    body = read_as(EmbeddingsBody, raw, request.state.limits, is_null_or_ignored)
+    body = validate_as(EmbeddingsBody, parse_json(raw, EmbeddingsBody), request.state.limits, is_null_or_ignored)
     model = request.state.registry.for_task(embed.TASK, body.model)
 
     def encode(prediction: Prediction) -> tuple[bytes, Headers]:
