@@ -66,8 +66,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="choose a threshold that reaches this with 95 %% confidence: precision=0.98, max-error=0.02, recall=0.9 of a label, or "
         "coverage=0.95 for sets of labels; one per label if labels do not exclude each other",
     )
-    parser.add_argument(
-        "--output", metavar="MODELS_DIR", type=Path, required=True, help="models folder; the bundle is written to MODELS_DIR/NAME/"
-    )
+    parser.add_argument("--output", metavar="MODELS_DIR", type=Path, required=True, help="models folder; the bundle is MODELS_DIR/NAME/")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
     return parser

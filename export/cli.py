@@ -148,13 +148,9 @@ def build_parser() -> FlagParser:
     )
     parser.add_argument("--version", action="version", version=f"bert-export {__version__}")
     parser.add_argument("source", metavar="SOURCE", nargs="?", help="checkpoint folder, or hub id such as org/model")
-    parser.add_argument(
-        "--output", metavar="MODELS_DIR", type=Path, required=True, help="models folder; the bundle is written to MODELS_DIR/NAME/"
-    )
+    parser.add_argument("--output", metavar="MODELS_DIR", type=Path, required=True, help="models folder; the bundle is MODELS_DIR/NAME/")
     parser.add_argument("--name", type=_parse_name, help="name of the bundle (default: the last part of SOURCE)")
-    parser.add_argument(
-        "--task", choices=("auto", *EXPORT_TASKS), default="auto", help="task of the checkpoint (default: from its architecture)"
-    )
+    parser.add_argument("--task", choices=("auto", *EXPORT_TASKS), default="auto", help="task (default: that of the architecture)")
     parser.add_argument(
         "--precision",
         dest="precisions",
@@ -204,9 +200,7 @@ def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="your own texts to validate int8, none of which is in --int8-texts (default: a quarter of the texts of --int8-texts)",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="make int8 without measuring the sensitivity of each matrix: faster, but less accurate"
-    )
+    parser.add_argument("--quick", action="store_true", help="make int8 faster but less accurate, without measuring each matrix")
     parser.add_argument(
         "--max-int8-error",
         type=flags.parse_share,

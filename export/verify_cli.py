@@ -64,9 +64,7 @@ def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
     if args.revision is not None and not has_checkpoint:
         parser.error("--revision is for the hub id of --checkpoint; give --checkpoint too")
     if args.update and (not (has_checkpoint or has_module) or args.providers or args.precisions):
-        parser.error(
-            "--update measures all graphs against the checkpoint; give --checkpoint or --module, and neither --provider nor --precision"
-        )
+        parser.error("--update measures all graphs; give --checkpoint or --module, and neither --provider nor --precision")
     if args.int8_validation is not None and not args.update:
         parser.error("--int8-validation needs --update; give both")
 
@@ -79,9 +77,7 @@ def build_parser() -> FlagParser:
         epilog="To export a local folder named verify, write ./verify.",
     )
     parser.add_argument("bundle_folder", metavar="BUNDLE", type=Path, help="folder of the bundle, such as models/sentiment")
-    parser.add_argument(
-        "--checkpoint", metavar="SOURCE", help="checkpoint of the bundle, a folder or hub id: compare each graph with PyTorch again"
-    )
+    parser.add_argument("--checkpoint", metavar="SOURCE", help="folder or hub id of the checkpoint: compare each graph with PyTorch again")
     parser.add_argument("--revision", help="branch, tag or commit of the hub id of --checkpoint")
     flags.add_module_flags(parser, "instead of --checkpoint: the --module of the bundle's export")
     parser.add_argument(

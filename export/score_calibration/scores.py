@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,15 +23,6 @@ from bertserve.service.tasks.decoding import Floats, Link, activate, apply_calib
 
 Parameters = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias
 IDENTITY: Parameters = ((1.0,), (0.0,))
-LINKS: dict[Method, Link] = {"temperature": "softmax", "per-label": "sigmoid", "answers": "power"}  # tags have their own logits
-_OF_LABELS: dict[str, list[Any]] = {"decide": [False], "top_k": [None], "function_to_apply": [None]}
-# parameters that may leave out or change scores, with the values that do not
-ALLOWED_VALUES: dict[Method, dict[str, list[Any]]] = {
-    "temperature": _OF_LABELS,
-    "per-label": _OF_LABELS,
-    "tags": {"decide": [False], "aggregation_strategy": ["simple", "first", "average", "max"], "ignore_labels": [["O"]]},
-    "answers": {"decide": [False], "duplicates": ["best"]},
-}
 # the smallest distance of a score from 0 or 1 in a log loss; float32 has no larger number below 1
 CLOSEST = float(np.finfo(np.float32).epsneg)
 
@@ -85,7 +76,7 @@ class Scores:
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
         """Returns predictions with calibrated scores: those of some labels; by default the best ones, or all if they are independent."""
-        scores: Values = apply_calibration(self.scores, LINKS[self.method], *parameters).astype(np.float64)
+        scores: Values = apply_calibration(self.scores, METHODS[self.method].link, *parameters).astype(np.float64)
         if labels is None and self.method == "per-label":
             labels = self.labels
         if labels is None:
@@ -136,6 +127,21 @@ class EntityLogits:
 Outcomes = Scores | EntityLogits
 
 
+@dataclass(frozen=True)
+class ScoreMethod:
+    """How the scores of a kind of model are read and calibrated.
+
+    Attributes:
+        link: The function from logits to scores; `none` for the logits of tags.
+        read: Runs a graph on a row; returns scores and which of them are correct, or for tags an item of `EntityLogits.texts`.
+        allowed_values: Parameters that may leave out or change scores, with the values that do not.
+    """
+
+    link: Link
+    read: Callable[[ServedGraph, LabeledRow], tuple[Any, ...]]
+    allowed_values: Mapping[str, Sequence[Any]]
+
+
 def method_of(manifest: Manifest) -> Method:
     """Returns how the scores of a model are calibrated; refuses a model without such scores."""
     if manifest.task == token_classification.TASK:
@@ -158,18 +164,13 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow])
     Raises:
         UsageError: A row cannot be answered, or its parameters leave out or change scores.
     """
-    values = list[Any]()
+    values, rules = list[Any](), METHODS[method]
     for example in track(examples, served.graph.name, unit="example"):
         parameters = example.row.input.parameters
-        if names := [f"`{name}`" for name, allowed in ALLOWED_VALUES[method].items() if getattr(parameters, name) not in allowed]:
-            raise UsageError(
-                f"line {example.row.line} of the data has {' and '.join(names)}; remove it, because all scores are needed, unchanged."
-            )
+        if names := [f"`{name}`" for name, allowed in rules.allowed_values.items() if getattr(parameters, name) not in allowed]:
+            raise UsageError(f"line {example.row.line} of the data has {' and '.join(names)}; remove it: all raw scores are needed.")
         try:
-            if method == "tags":
-                values.append((example.row.input, served.predict(example.row.input).rows, *example.gold))
-            else:
-                values.append(_read_answer(served, example) if method == "answers" else _read_labels(served, example))
+            values.append(rules.read(served, example))
         except (BertServeError, ValueError) as error:
             raise UsageError(f"line {example.row.line} of the data cannot be answered: {error}") from error
     if method == "tags":
@@ -200,3 +201,17 @@ def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
         windows = zip(read.encodings, read.token_ranges, answer.rows, strict=True)
         no_answer_score = min(read.probabilities(encoding, len(window), row)[0] for encoding, window, row in windows)
     return (best["score"], no_answer_score), (exact_match(best["answer"], correct) == 1, not correct)
+
+
+def _read_entities(served: ServedGraph, example: LabeledRow) -> tuple[Any, ...]:
+    return example.row.input, served.predict(example.row.input).rows, *example.gold
+
+
+_LABEL_VALUES: dict[str, Any] = {"decide": [False], "top_k": [None], "function_to_apply": [None]}
+_TAG_VALUES: dict[str, Any] = {"decide": [False], "aggregation_strategy": ["simple", "first", "average", "max"], "ignore_labels": [["O"]]}
+METHODS: dict[Method, ScoreMethod] = {
+    "temperature": ScoreMethod("softmax", _read_labels, _LABEL_VALUES),
+    "per-label": ScoreMethod("sigmoid", _read_labels, _LABEL_VALUES),
+    "tags": ScoreMethod("none", _read_entities, _TAG_VALUES),
+    "answers": ScoreMethod("power", _read_answer, {"decide": [False], "duplicates": ["best"]}),
+}

@@ -59,9 +59,7 @@ def choose_threshold(aim: Aim, graph_name: str, fitted: Predictions, tested: Pre
         ExportError: No threshold reaches the aim.
     """
     if not (fitted.correct.any() and tested.correct.any()):
-        raise UsageError(
-            f"`{aim}`: {graph_name} finds no correct `{aim.label}` in a half of the examples; give more examples with this label."
-        )
+        raise UsageError(f"`{aim}`: {graph_name} finds no correct `{aim.label}` in a half of the examples; give more with this label.")
     quantiles = np.quantile(fitted.scores[fitted.correct], np.arange(CANDIDATES) / CANDIDATES, method="lower")
     candidates = np.unique(np.append(quantiles, 0.0))
     if not aim.counts_missed:
@@ -82,9 +80,7 @@ def choose_threshold(aim: Aim, graph_name: str, fitted: Predictions, tested: Pre
             # so many that the distance to the aim is as large as `_DEVIATIONS` standard errors
             total = aim.max_error * (1 - aim.max_error) * (_DEVIATIONS / (aim.max_error - error)) ** 2
             more = math.ceil(max(total / max(count, 1) - 1, 0.1) * tested.count)
-            advice = (
-                f"add about {2 * more} lines to --data (half of them are for the test), or {more} to --test-data, or choose an easier aim"
-            )
+            advice = f"add about {2 * more} lines to --data (half are for the test), or {more} to --test-data, or choose an easier aim"
         raise ExportError(
             f"no threshold of {graph_name} reaches `{aim}`: the closest decides {decided:.1%} with {error:.2%} errors, and the aim is "
             f"{aim.max_error:.2%}; {advice}."
