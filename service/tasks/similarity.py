@@ -34,6 +34,7 @@ def compare(input_: embed.EmbedInput, model: TaskModel) -> TaskGenerator:
         [encoding for encoding, _ in encoded],
         Cost(NUMBER_BYTES * len(encoded)),
         lambda _, row: embed.vector_of(input_, row, model.config),
+        small_outputs=input_.own_pooling,
         truncated=any(truncated for _, truncated in encoded),
     )
     assert model.config.embedding is not None, "every manifest of an embedding model has it"

@@ -16,12 +16,15 @@ from bertserve.export.build_input import choose_precisions
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.validation_policy import difference
+from bertserve.service.tasks import similarity
 from bertserve.service.tasks.embed import EmbedBody
 from bertserve.service.tasks.fill_mask import FillMaskBody
+from bertserve.service.tasks.similarity import SimilarityBody
 from support.bundles import Service, exported
 from support.checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, encoder, sentence_transformers
 from support.families import FAMILIES
 from support.staged import ARCHITECTURES, checkpoint_of, operators
+from support.task_runs import encode
 
 pytestmark = pytest.mark.torch
 
@@ -139,6 +142,10 @@ def test_the_graph_pools_unless_a_request_needs_tokens(pooling: str, tmp_path: P
     expected = answers(bundle, "cpu", "fp32", bodies)
 
     assert bundle.graph("cpu").small_outputs == ()
+    requests = [EmbedBody(**body).task_inputs(bundle.manifest)[0] for body in bodies]
+    assert [Service(bundle).encode(request).small_outputs for request in requests] == [True, True, True, False, False]
+    [compared] = SimilarityBody(inputs={"source_sentence": "good", "sentences": ["film"]}).task_inputs(bundle.manifest)
+    assert encode(similarity, compared, Service(bundle).tokenizer, bundle.manifest).small_outputs
     for provider, precision in GRAPHS[:3]:
         service = Service(bundle, precision, provider)
         own, other = (service.encodings(*EmbedBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
@@ -154,6 +161,8 @@ def test_the_graph_of_a_fill_mask_model_returns_the_best_tokens(bundle: Bundle) 
     bodies = [{"inputs": "the [MASK] was very [MASK] .", "parameters": each} for each in parameters]
     expected = answers(bundle, "cpu", "fp32", bodies)
 
+    requests = [FillMaskBody(**body).task_inputs(bundle.manifest)[0] for body in bodies]
+    assert [Service(bundle).encode(request).small_outputs for request in requests] == [True, True, False, False]
     for provider, precision in (GRAPHS[0], GRAPHS[2]):
         service = Service(bundle, precision, provider)
         small, whole = (service.encodings(*FillMaskBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
