@@ -127,10 +127,9 @@ def _score(command: Score) -> int:
         with TemporaryDirectory(dir=command.rejected.absolute().parent, prefix=".score-") as folder:
             output = Path(folder) / "output"
             code = score(settings, source, output, command.rejected, formats, command.max_rejected)
-            if output.exists():  # not after Ctrl-C
-                with output.open("rb") as file:
-                    shutil.copyfileobj(file, sys.stdout.buffer)
-                sys.stdout.flush()  # here, so that a closed pipe is an error of this command
+            with output.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.flush()  # here, so that a closed pipe is an error of this command
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -142,9 +142,8 @@ class LineStream:
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._error_log.write(error, request.log_fields())
         finally:
-            end = time.perf_counter()
-            request.state.metrics.record_request(task, model, status, end - start)
+            request.state.metrics.record_request(task, model, status, time.perf_counter() - start)
             if trace is not None:
                 attributes = {"bertserve.task": task, "bertserve.model": model, "bertserve.line.status": str(status)}
-                trace.end(end, name="line", attributes=attributes, failed=status >= HTTPStatus.INTERNAL_SERVER_ERROR)
+                trace.end(time.perf_counter(), name="line", attributes=attributes, failed=status >= HTTPStatus.INTERNAL_SERVER_ERROR)
         return body, status
