@@ -7,8 +7,6 @@ that begin with `#` are ignored. A key is random and long, so one round of SHA-2
 has the name `default` if it is the only one in its file, otherwise `line-N`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

@@ -1,7 +1,5 @@
 """The command `bert-serve check`: compares each model's answer to its stored example with the answer at its export."""
 
-from __future__ import annotations
-
 from bertserve.service.body.json_text import to_plain
 from bertserve.service.body.reading import validate_as
 from bertserve.service.body.task_body import TRUSTED_LIMITS

@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 a start or a check failed, 2 wrong usage, 3 scoring finished with rejected rows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Reads the settings of a command of `bert-serve` from its command line and its environment, with pydantic-settings."""
 
-from __future__ import annotations
-
 import os
 import re
 from argparse import Action

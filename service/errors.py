@@ -4,8 +4,6 @@ A `StartError` stops a start or a command, and a request causes a `CallerError`.
 says what is wrong, with the value, and what to change. The answer has the whole message; the log has a placeholder for each `CallerValue`.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

@@ -1,7 +1,5 @@
 """The parser of all commands. `bert-serve` reads its settings through it with pydantic-settings."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Checks whether the service with the same settings on this machine is ready, for containers without an HTTP client."""
 
-from __future__ import annotations
-
 import http.client
 import ssl
 from http import HTTPStatus

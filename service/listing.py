@@ -1,7 +1,5 @@
 """The command `bert-serve models`: describes the models of a folder from their manifests, as a table or as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

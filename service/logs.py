@@ -1,7 +1,5 @@
 """Logs: to stderr, as text or as one JSON object per line, written by a separate thread while requests are served."""
 
-from __future__ import annotations
-
 import json
 import logging
 import queue

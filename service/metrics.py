@@ -5,8 +5,6 @@ sums (prometheus_client's multiprocess mode). This mode supports only plain Coun
 gauge defines how the values of live workers are combined.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -200,7 +198,7 @@ class ModelMetrics:
         self._by_score: list[Counter] = []
         self._by_label = cache(lambda label: metrics.predictions.labels(model, label))
 
-    def for_task(self, task: str) -> ModelMetrics:
+    def for_task(self, task: str) -> "ModelMetrics":
         """Returns the children of the same model for another task that it answers."""
         return self._metrics.model(task, self._model)
 

@@ -1,7 +1,5 @@
 """What a process does before it loads models, under uvicorn or Ray, and when only the settings are checked; and messages to systemd."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

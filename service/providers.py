@@ -3,8 +3,6 @@
 docs/explanation/architecture.md says how to add one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -65,8 +63,8 @@ class ExecutionProvider:
     ort_name: str
     package: str
     extra: str
-    precisions: tuple[Precision, ...]
-    provider_options: Callable[[GraphSpec, Path | None, GpuOptions], Options]
+    precisions: tuple["Precision", ...]
+    provider_options: Callable[["GraphSpec", Path | None, GpuOptions], Options]
     library: str | None = None
     fallback: Provider | None = None
     automatic: bool = False
@@ -75,7 +73,7 @@ class ExecutionProvider:
     ranges: int = 0
 
 
-def cuda_options(graph: GraphSpec, engine_cache_dir: Path | None = None, gpu: GpuOptions = FIRST_GPU) -> Options:
+def cuda_options(graph: "GraphSpec", engine_cache_dir: Path | None = None, gpu: GpuOptions = FIRST_GPU) -> Options:
     """Returns the options of the CUDA provider; `engine_cache_dir` is not used.
 
     For fp32, products are computed in full precision: TF32 has a mantissa of 10 bits, but the report was measured with 23.
@@ -94,7 +92,7 @@ def cuda_options(graph: GraphSpec, engine_cache_dir: Path | None = None, gpu: Gp
     return options
 
 
-def tensorrt_options(graph: GraphSpec, engine_cache_dir: Path | None, gpu: GpuOptions = FIRST_GPU) -> Options:
+def tensorrt_options(graph: "GraphSpec", engine_cache_dir: Path | None, gpu: GpuOptions = FIRST_GPU) -> Options:
     """Returns the options of the TensorRT provider.
 
     Args:
@@ -124,7 +122,7 @@ def tensorrt_options(graph: GraphSpec, engine_cache_dir: Path | None, gpu: GpuOp
     return options
 
 
-def profile(inputs: Sequence[InputSpec], plan: ShapePlan, size: str) -> str:
+def profile(inputs: Sequence["InputSpec"], plan: "ShapePlan", size: str) -> str:
     """Returns one end of a TensorRT profile, `name:dimxdim,...` for every input.
 
     `size` is `min`, `max`, or `opt`, the middle of the plan's lengths and of that length's numbers of rows.

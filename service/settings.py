@@ -1,7 +1,5 @@
 """Settings of `bert-serve` from flags, BERT_SERVE_* variables, a file and defaults, in this order."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -4,8 +4,6 @@ The cache has a folder for each digest of a source and its options, which contai
 only read for their digest: bert-export decides whether they are a checkpoint. It runs as a separate process.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -4,8 +4,6 @@ Other settings than the address are standard variables: OTEL_SERVICE_NAME, OTEL_
 OTEL_PROPAGATORS, OTEL_BSP_*, OTEL_EXPORTER_OTLP_HEADERS and others of the exporter. A process that forks creates its tracer after the fork.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -62,7 +60,7 @@ class Tracer:
         for logger in QUOTING_LOGGERS:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
 
-    def start_request_span(self, headers: Iterable[tuple[bytes, bytes]], start: float) -> RequestSpan:
+    def start_request_span(self, headers: Iterable[tuple[bytes, bytes]], start: float) -> "RequestSpan":
         """Starts the span of a request, in the caller's trace if its headers name a valid one, otherwise in a new trace.
 
         Names of headers are in lower case.
@@ -77,7 +75,7 @@ class Tracer:
         return RequestSpan(self, context, start)
 
     def record_batch(
-        self, traces: Sequence[RequestSpan], name: str, start: float, end: float, *, attributes: Attributes, error: str | None = None
+        self, traces: Sequence["RequestSpan"], name: str, start: float, end: float, *, attributes: Attributes, error: str | None = None
     ) -> None:
         """Creates the span of a run, with links to the recorded requests in it, at least one, and adds the run to their traces.
 
@@ -127,7 +125,7 @@ class RequestSpan:
         """Returns a time in nanoseconds since 1970."""
         return self._epoch_ns + int(seconds * 1e9)
 
-    def start_line(self, start: float) -> RequestSpan:
+    def start_line(self, start: float) -> "RequestSpan":
         """Starts the span of a line of this request."""
         return RequestSpan(self.tracer, self._context, start, SpanKind.INTERNAL)
 

@@ -3,8 +3,6 @@
 A vector stays a numpy array until here: orjson writes it without creating a Python float per number.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

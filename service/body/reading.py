@@ -1,7 +1,5 @@
 """Reads a request body: checks its fields and limits, and turns pydantic's errors into one sentence each."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ An unknown name is an error, because it would have no effect. `ClosedModel` chec
 `reading.py` those next to `inputs`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

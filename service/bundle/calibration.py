@@ -5,8 +5,6 @@
 docs/reference/manifest.md specifies each field, and a test keeps it complete.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -5,8 +5,6 @@ manifest (`manifest.py`) has everything that the service must know about a model
 In an ONNX file, it only reads the names of further files that the graph loads.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import os

@@ -1,11 +1,9 @@
 """The manifest's description of a graph. docs/reference/manifest.md specifies each field, and a test keeps it complete."""
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -39,7 +37,7 @@ class ShapePlan(Record):
     masks: Annotated[tuple[int, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
-    def _is_ascending(self) -> ShapePlan:
+    def _is_ascending(self) -> Self:
         lengths = [bucket.length for bucket in self.buckets]
         for name, values in (("lengths", lengths), *(("rows", bucket.rows) for bucket in self.buckets), ("masks", self.masks)):
             if list(values) != sorted(set(values)) or min(values, default=1) < 1:
@@ -65,11 +63,11 @@ class ShapePlan(Record):
         i = bisect_left(bucket.rows, rows)
         return (bucket.rows[i], bucket.length) if i < len(bucket.rows) else None
 
-    def split(self, parts: int) -> list[ShapePlan]:
+    def split(self, parts: int) -> "list[ShapePlan]":
         """Returns at most `parts` plans of consecutive lengths, the shortest first."""
         return [ShapePlan(buckets=tuple(buckets), masks=self.masks) for buckets in split_evenly(self.buckets, parts)]
 
-    def within(self, tokens: int) -> ShapePlan:
+    def within(self, tokens: int) -> "ShapePlan":
         """Returns the plan without shapes of more than `tokens` padded tokens; every length keeps its smallest number of rows."""
         return ShapePlan(
             buckets=tuple(
@@ -142,7 +140,7 @@ class Agreement(Record):
     worst: float | None = None
 
     @model_validator(mode="after")
-    def _value_needs_decisions(self) -> Agreement:
+    def _value_needs_decisions(self) -> Self:
         if (self.value is None) != (self.decisions == 0):
             raise ValueError(f"`value` must be null if and only if `decisions` is 0, not {self.value} with {self.decisions}")
         return self
@@ -226,7 +224,7 @@ class GraphSpec(Record):
         return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest() if self.data else self.sha256
 
     @model_validator(mode="after")
-    def _plan_matches_inputs(self) -> GraphSpec:
+    def _plan_matches_inputs(self) -> Self:
         has_masks = any(spec.fill == "mask_index" for spec in self.inputs)
         if self.shapes is not None and bool(self.shapes.masks) != has_masks:
             raise ValueError(f"`masks` of `shapes` must be set if and only if an input is `mask_index`, not {list(self.shapes.masks)}")

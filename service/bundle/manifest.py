@@ -3,9 +3,7 @@
 docs/reference/manifest.md specifies each field of each record; a test checks that none is missing there.
 """
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
@@ -133,7 +131,7 @@ class Embedding(Record):
         return len(set(self.positions.values()))
 
     @model_validator(mode="after")
-    def _layers_are_consistent(self) -> Embedding:
+    def _layers_are_consistent(self) -> Self:
         if not isinstance(self.layers, str) and (
             not self.layers or list(self.layers) != sorted({layer for layer in self.layers if layer >= 0})
         ):
@@ -242,7 +240,7 @@ class Manifest(Record):
     attention_heads: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
-    def _graphs_match_the_model(self) -> Manifest:
+    def _graphs_match_the_model(self) -> Self:
         for graph in self.graphs:
             if self.attention_heads and not graph.has_attentions:
                 raise ValueError(f"`attention_heads` needs an output of the kind `per_map`, which `{graph.file}` does not have")
@@ -256,13 +254,13 @@ class Manifest(Record):
         return self
 
     @model_validator(mode="after")
-    def _one_tag_per_label(self) -> Manifest:
+    def _one_tag_per_label(self) -> Self:
         if self.tags and len(self.tags) != len(self.labels):
             raise ValueError(f"`tags` has {len(self.tags)} items and `labels` has {len(self.labels)}; each label needs one tag")
         return self
 
     @model_validator(mode="after")
-    def _calibrations_match_the_labels(self) -> Manifest:
+    def _calibrations_match_the_labels(self) -> Self:
         for graph in self.graphs:
             if (calibration := graph.calibration) is not None:
                 count = {"per-label": len(self.labels), "answers": 2}.get(calibration.method, 1)
@@ -274,7 +272,7 @@ class Manifest(Record):
         return self
 
     @model_validator(mode="after")
-    def _one_default_graph_per_provider(self) -> Manifest:
+    def _one_default_graph_per_provider(self) -> Self:
         defaults = [graph.provider for graph in self.graphs if graph.default]
         if sorted(defaults) != sorted({graph.provider for graph in self.graphs}):
             raise ValueError("each provider needs exactly one graph with `default: true`")

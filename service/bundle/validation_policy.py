@@ -4,8 +4,6 @@ A measure must be able to fail: the share of equal labels is always 1 if there i
 entities always equals an empty list. `difference` compares an answer to the stored example with the one at the export.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

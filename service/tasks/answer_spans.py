@@ -3,8 +3,6 @@
 Spans are scored window by window, so memory holds the spans of one window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any

@@ -4,8 +4,6 @@ Every bundle that was exported with `--attentions` answers it, whatever its task
 negative numbers count from the end. Texts are never truncated, because the weights of half a text are not those of the text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby

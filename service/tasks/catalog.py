@@ -1,7 +1,5 @@
 """The list of all tasks, and the tasks of a bundle and of a body. A new task needs its import and its entry here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ There is one intended difference from the pipeline: a text over the model's leng
 error, or scored window by window on request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -3,8 +3,6 @@
 Decoding counts in predicted microseconds of an inference thread: about one to decode a token, and a few to create an entry of an answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,7 +42,7 @@ class Cost:
     decode_us: int = 0
     reserved_tokens: int = 0
 
-    def __add__(self, other: Cost) -> Cost:
+    def __add__(self, other: "Cost") -> "Cost":
         """Returns the sum of both costs."""
         return Cost(
             self.response_bytes + other.response_bytes, self.decode_us + other.decode_us, self.reserved_tokens + other.reserved_tokens

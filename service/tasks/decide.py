@@ -1,10 +1,8 @@
 """Calibrated scores, and a decision about each input: its label, its labels, or none. By default it changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,12 +11,10 @@ from bertserve.service.body.reading import check_names
 from bertserve.service.body.task_body import NUMBER_TAG, OBJECT_TAG, ClosedModel, one_of
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import CallerValue, InvalidParameterError
+from bertserve.service.metrics import ModelMetrics
 from bertserve.service.tasks.cost import text_bytes
 from bertserve.service.tasks.decoding import Floats, Link, apply_calibration, best_first
 from bertserve.service.tasks.step import TaskModel
-
-if TYPE_CHECKING:
-    from bertserve.service.metrics import ModelMetrics
 
 DEFAULT_THRESHOLD = 0.5  # least score of an independent label that counts if neither the request nor the bundle has a threshold
 _DECISION_BYTES = 256  # bytes of a decision in an answer, without its texts

@@ -1,7 +1,5 @@
 """Turns logits into scores and their order. Only numpy, float32."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

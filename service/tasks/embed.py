@@ -4,8 +4,6 @@ Special tokens count as tokens, as in sentence-transformers, which averages over
 pipeline, which returns them; padding never counts.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

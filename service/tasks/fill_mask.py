@@ -4,8 +4,6 @@ There are two intended differences from the pipeline: a text over the model's le
 the mask is the only special token that a text can contain, because other spellings of special tokens are ordinary text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

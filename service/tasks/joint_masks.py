@@ -8,8 +8,6 @@ A target of several tokens needs as many masks. Targets with another number of t
 separately. Scores are not divided by the number of tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +95,7 @@ class Pattern:
         return None if slot.next_tokens is None else slot.next_tokens[part]
 
 
-def fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
+def fill_jointly(input_: "FillMaskInput", ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
     """Returns the best fillings of all masks of a text together, by falling score; `masks` are their positions in `ids`, at least one.
 
     Raises:

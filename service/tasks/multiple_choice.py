@@ -5,8 +5,6 @@ Pairs are those of the `run_swag` and RACE examples of transformers: without a c
 and "question choice", joined by a space. As there, a pair over the model's length is truncated, the longer text first, with a warning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self

@@ -4,8 +4,6 @@ A word is left out by deleting its tokens. The text is not tokenized again, so t
 A mask token instead of the word was not better on the included classifier (bench/results/2026-11-23-explain.md), and most models have none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired

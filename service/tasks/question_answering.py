@@ -5,8 +5,6 @@ this pipeline, including its limit of candidates. The default, `"best"`, searche
 score, so that scores stay within [0, 1].
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter

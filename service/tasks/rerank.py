@@ -7,8 +7,6 @@ the logit, so the sigmoid of the logit is the score here too. `LABEL_0` and `LAB
 would reverse the order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Sentence similarity: the embedding of one sentence compared with the embeddings of others, by cosine or by the model's own function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal

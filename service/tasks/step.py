@@ -4,23 +4,19 @@ A task is a generator function. It turns an input into encodings and yields them
 inputs and sends back one row of outputs per encoding. The function can yield again, or return the result. It uses no threads or ONNX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import ModelConfig, Side
 from bertserve.service.errors import InvalidValueError
+from bertserve.service.metrics import ModelMetrics
 from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair
-
-if TYPE_CHECKING:
-    from bertserve.service.metrics import ModelMetrics
 
 # Warnings for an input whose texts are empty or only white space. Its tokens do not say this: some tokenizers make tokens of white space,
 # and others belong to a prompt.

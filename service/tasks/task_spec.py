@@ -3,8 +3,6 @@
 Routes, OpenAPI and docs are derived from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

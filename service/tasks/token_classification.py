@@ -6,8 +6,6 @@ lengths, which fails if the tokenizer normalizes the text. `word` is a slice of 
 and entities of only white space are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Annotated, Any, Literal
 

@@ -5,8 +5,6 @@ Hugging Face pipeline. There are two intended differences: only `{}` of the temp
 and softmax subtracts the maximum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 

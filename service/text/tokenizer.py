@@ -5,8 +5,6 @@ and not thread-safe. Templates are filled here, and `windows.py` truncates. The 
 nor on padding.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

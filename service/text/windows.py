@@ -1,7 +1,5 @@
 """Index arithmetic on the tokens of long texts: truncation and overlapping windows. It uses only integers, no tokenizer."""
 
-from __future__ import annotations
-
 from bertserve.service.bundle.manifest import Side
 from bertserve.service.errors import CallerValue, InvalidValueError
 

@@ -4,8 +4,6 @@ A word is the text between white space, without punctuation around it: `film`, `
 separate word. In scripts without spaces each token is a word, because only the tokenizer separates words there.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
