@@ -239,6 +239,9 @@ class RefusedError(BertServeError):
         self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
 
 
+EXPIRED = "the request's deadline passed while it waited; send less at once, or raise `x-request-timeout-ms` or the body's `timeout`."
+
+
 class ExpiredError(BertServeError):
     """The request was admitted, but its deadline passed before its last item could start."""
 

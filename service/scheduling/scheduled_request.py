@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
+
+SizedPayloads = Sequence[tuple[int, Any]]  # tokens and payload of each item
 
 
 class Runner(Protocol):
@@ -30,9 +31,6 @@ class Runner(Protocol):
 
     def run(self, payloads: Sequence[Any], *, multi_threaded: bool) -> Sequence[Any]:
         """Returns one result per payload, in order; called on an inference thread."""
-
-
-SizedPayloads = Sequence[tuple[int, Any]]  # tokens and payload of each item
 
 
 @dataclass(slots=True, eq=False)
@@ -105,4 +103,4 @@ class InferenceThread(threading.Thread):
         self.predicted_s = 0.0
         self.since = 0.0
         self.run_start = inf
-        self.setup_calls = deque[Callable[[], object]]()
+        self.setup_calls: list[Callable[[], object]] = []

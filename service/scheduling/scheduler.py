@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum, auto
 from math import inf
 from typing import Any
 
-from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, RefusedError, UnavailableError, error_for_caller
+from bertserve.service.errors import EXPIRED, DeviceLostError, EngineError, ExpiredError, RefusedError, UnavailableError, error_for_caller
 from bertserve.service.scheduling.request_queue import RECENT_S, RequestQueue
 from bertserve.service.scheduling.scheduled_request import InferenceThread, Item, ScheduledRequest, SizedPayloads
 
@@ -31,7 +31,15 @@ MAX_PREPARE_CHARS = 2**24
 # adapt to the speed of the machine.
 MIN_HANG_S, HANG_FACTOR = 5, 20
 
-EXPIRED = "the request's deadline passed while it waited; send less at once, or raise `x-request-timeout-ms` or the body's `timeout`."
+
+class State(IntEnum):
+    """What a scheduler does with requests; each state follows those above it."""
+
+    NEW = auto()
+    SERVING = auto()
+    WITHDRAWN = auto()  # it serves, but is not ready, because it stops soon
+    DRAINING = auto()  # it refuses new requests, and answers the others
+    STOPPED = auto()  # it starts no more runs
 
 
 class Scheduler:
@@ -42,7 +50,6 @@ class Scheduler:
         clock: Returns monotonic seconds.
         multi_threads: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at most
             `queue.threads` for the last `RECENT_S` seconds. A single run is not limited.
-        withdrawn: Set before `stop`, to report not ready and still accept work.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
 
@@ -65,21 +72,18 @@ class Scheduler:
         self._wakeup = threading.Condition(self._lock)
         self._last_crowded = -inf  # last time at which the active and waiting runs were too many for multi-threaded runs
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
-        # without those that hang
-        self._threads = [InferenceThread(self._thread_main, f"inference-{i}") for i in range(queue.threads)]
+        self._threads = [InferenceThread(self._thread_main, f"inference-{i}") for i in range(queue.threads)]  # without those that hang
         self._seconds = 0  # calls of `check_hung_runs`
         self._hangs = 0
         self._on_hang = on_hang
-        self.withdrawn = False
-        self._refuses_requests = True  # before the start, and from the stop on
-        self._stopped = False  # starts no more runs
+        self._state = State.NEW
         self._ended_s = 0.0  # seconds of the batches that have ended
         self.failure: str | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts work: it has started, is not about to stop, and has not failed."""
-        return not (self.withdrawn or self._refuses_requests)
+        """Whether to send it work: it has started, does not stop soon, and has not failed."""
+        return self._state is State.SERVING
 
     @property
     def wait_s(self) -> float:
@@ -95,11 +99,8 @@ class Scheduler:
 
     def start(self) -> None:
         """Starts the inference threads, for requests from the running event loop."""
-        # A request needs the GIL several times, and with Python's 5e-3 seconds a thread would wait that long each time. With less than
-        # 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
-        sys.setswitchinterval(1e-4)
         self._loop = asyncio.get_running_loop()
-        self._refuses_requests = False
+        self.advance(State.SERVING)
         for thread in self._threads:
             thread.start()
         self.on_each_thread([])  # waits for the earlier calls
@@ -115,7 +116,7 @@ class Scheduler:
                 thread.setup_calls += setup_calls
             self._wakeup.notify_all()
         for thread in threads:
-            while thread.setup_calls and thread.is_alive() and not self._stopped:
+            while thread.setup_calls and thread.is_alive() and self._state is not State.STOPPED:
                 thread.join(POLL_INTERVAL_S)
 
     def check_arrival(self, timeout_s: float) -> None:
@@ -126,7 +127,7 @@ class Scheduler:
             UnavailableError: The scheduler is stopping, the device is lost, an inference thread has died, or too many hang.
         """
         with self._lock:
-            if self._refuses_requests:
+            if not State.SERVING <= self._state <= State.WITHDRAWN:
                 raise self._unavailable_error()
             self.queue.check_arrival(timeout_s, self._remaining_s())
 
@@ -148,7 +149,7 @@ class Scheduler:
             )
 
         def call() -> SizedPayloads:
-            if self._stopped:  # cancelled calls would look like clients that have left
+            if self._state is State.STOPPED:  # cancelled calls would look like clients that have left
                 raise self._unavailable_error()
             return tokenize()
 
@@ -176,7 +177,7 @@ class Scheduler:
         """
         request.future = self._loop.create_future()
         with self._lock:
-            if self._stopped:
+            if self._state is State.STOPPED:
                 raise self._unavailable_error()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(EXPIRED)
@@ -191,11 +192,16 @@ class Scheduler:
                 self._end(request)
             request.future = None  # its error refers to this frame; without the cycle, no garbage collection is needed to free texts
 
+    def advance(self, state: State) -> None:
+        """Changes to a state, unless a later one is reached."""
+        with self._lock:
+            self._state = max(self._state, state)
+
     async def stop(self, shutdown_timeout_s: float) -> int:
         """Ends the threads: refuses new requests, lets others finish for some seconds, and fails the rest; returns how many it fails."""
-        self._refuses_requests = True
+        self.advance(State.DRAINING)
         end = self._loop.time() + shutdown_timeout_s
-        while (self.queue.requests or self._prepare_chars) and not self._stopped and self._loop.time() < end:
+        while (self.queue.requests or self._prepare_chars) and self._state is State.DRAINING and self._loop.time() < end:
             await asyncio.sleep(POLL_INTERVAL_S)
         aborted = self._abort()
         self._prepare_pool.shutdown(wait=False)
@@ -224,22 +230,13 @@ class Scheduler:
             self._abort("an inference thread died, and the service must be restarted")
 
     def _run_next_batch(self, thread: InferenceThread) -> bool:
-        """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
+        """Ends the last batch, and runs the next one or a setup call; returns whether to continue. Each call drops its references."""
         with self._lock:
             if thread.batch and thread in self._threads:
                 self._ended_s += self.clock() - thread.since
-            thread.batch, thread.run_start = (), inf
-        if thread.setup_calls:  # after the batch has ended, so that the time of a setup call does not count as its time
-            try:
-                thread.setup_calls[0]()
-            except DeviceLostError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the boundary of a setup call: without it, the first batches are slower
-                logger.warning("%s: a setup call failed with %s", thread.name, type(error).__name__)
-            thread.setup_calls.popleft()  # after the call, because `on_each_thread` waits until none is left
-        with self._lock:
+            thread.batch = ()
             while True:
-                if self._stopped or thread not in self._threads:
+                if self._state is State.STOPPED or thread not in self._threads:
                     return False
                 now = self.clock()
                 long_runs = sum(bool(other.batch) and other.batch[0].request.is_long for other in self._threads)
@@ -256,6 +253,14 @@ class Scheduler:
             multi_threaded = now - self._last_crowded > RECENT_S
         if batch:
             self._execute(thread, batch, multi_threaded=multi_threaded)
+        if thread.setup_calls:
+            try:
+                thread.setup_calls[0]()
+            except DeviceLostError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of a setup call: without it, the first batches are slower
+                logger.warning("%s: a setup call failed with %s", thread.name, type(error).__name__)
+            thread.setup_calls.pop(0)  # after the call, because `on_each_thread` waits until none is left
         return True
 
     def _execute(self, thread: InferenceThread, batch: Sequence[Item], *, multi_threaded: bool = False) -> None:
@@ -273,6 +278,7 @@ class Scheduler:
         except DeviceLostError:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: no error of a run may end the inference thread
+            thread.run_start = inf
             if len(batch) == 1:
                 self._end(batch[0].request, error_for_caller(error))
                 return
@@ -334,7 +340,7 @@ class Scheduler:
         """Fails all requests and starts no more runs; returns the number of requests. With a failure, the process must be restarted."""
         with self._lock:
             self.failure = self.failure or failure
-            self._refuses_requests = self._stopped = True
+            self.advance(State.STOPPED)
             requests = list(self.queue.requests)
             for request in requests:
                 self._end(request, self._unavailable_error())  # an error each, because a stream adds the number of the line to its own
@@ -342,10 +348,7 @@ class Scheduler:
         return len(requests)
 
     def check_hung_runs(self) -> None:
-        """Replaces the threads whose run hangs; it must be called once per second.
-
-        It counts its calls instead of reading a clock, so that no run counts as hung because the process was suspended.
-        """
+        """Replaces the threads whose run hangs. It counts its calls, one per second, because a clock also runs during a suspension."""
         with self._lock:  # a run that ends meanwhile is either answered or replaced
             for thread in [thread for thread in self._threads if thread.is_alive()]:
                 seconds = self._seconds - thread.run_start
@@ -369,7 +372,7 @@ class Scheduler:
             self._end(request, error)
         if self._hangs >= self.queue.threads:
             self._abort("since the start, as many runs have hung as there are inference threads")
-        elif not self._stopped:
+        elif self._state is not State.STOPPED:
             self._threads.append(InferenceThread(self._thread_main, f"inference-{len(self._threads) + self._hangs}"))
             self._threads[-1].start()
 
