@@ -14,7 +14,7 @@ from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
-from bertserve.service.scheduling.scheduled_request import ScheduledRequest
+from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.catalog import TASKS, tasks_of
@@ -64,7 +64,7 @@ class Model:
         self.engines = engines
         self.max_batch_tokens = settings.batch_tokens(graph.precision)
         self.shares_batches = graph.batch_invariant or settings.batch_variant_graphs
-        self.seconds = cost_model.seconds
+        self.seconds = cost_model.seconds  # as methods, these two would cost every item further calls
         self.padded_shape = graph.padded_shape
         self.metric_labels = (self.name, bundle.version, graph.precision, graph.provider)
         self._task_model = TaskModel(tokenizer, bundle.manifest, graph.calibration, metrics)

@@ -14,7 +14,7 @@ from itertools import chain, count
 from math import inf
 
 from bertserve.service.errors import RefusedError
-from bertserve.service.scheduling.scheduled_request import Item, Runner, ScheduledRequest, SizedPayloads
+from bertserve.service.scheduling.records import Item, Runner, ScheduledRequest, SizedPayloads
 
 # Nearly every wait is at most this many times its prediction.
 PREDICTION_ERROR = 1.15

@@ -17,8 +17,8 @@ from math import inf
 from typing import Any
 
 from bertserve.service.errors import EXPIRED, DeviceLostError, EngineError, ExpiredError, RefusedError, UnavailableError, error_for_caller
+from bertserve.service.scheduling.records import InferenceThread, Item, ScheduledRequest, SizedPayloads
 from bertserve.service.scheduling.request_queue import RECENT_S, RequestQueue
-from bertserve.service.scheduling.scheduled_request import InferenceThread, Item, ScheduledRequest, SizedPayloads
 
 logger = logging.getLogger("bertserve.scheduler")
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from bertserve.service.scheduling.scheduled_request import ScheduledRequest
+from bertserve.service.scheduling.records import ScheduledRequest
 from support.simulation import Simulation, recorded_s
 
 SHORT = 23

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertserve.service.errors import RefusedError
+from bertserve.service.scheduling.records import Item, ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from support.fakes import FakeRunner
 
 Seconds = Callable[[int, int], float]

@@ -11,8 +11,8 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, RefusedError, UnavailableError
+from bertserve.service.scheduling.records import Item
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import Item
 from bertserve.service.scheduling.scheduler import MAX_PREPARE_CHARS
 from support.scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
 

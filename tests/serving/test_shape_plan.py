@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine.onnx_engine import OnnxEngine
+from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.text.tokenizer import Encoding
 from support import metric, tiny
 from support.app_client import assert_same, run_with_client, state_of

@@ -10,8 +10,8 @@ import pytest
 from bertserve.service.bundle.graph_spec import ShapeBucket, ShapePlan
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.loading import load_model
+from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
 from support import tiny

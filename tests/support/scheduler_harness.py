@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from bertserve.service.errors import EngineError
+from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from support.fakes import FakeRunner, ManualClock
 

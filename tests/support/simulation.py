@@ -10,8 +10,8 @@ from functools import partial
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.errors import RefusedError
+from bertserve.service.scheduling.records import Item, ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from support.fakes import FakeRunner
 
 # Processor seconds of a text by its tokens: the model `sentiment` (6 layers, hidden size 384, int8) on one thread of an AMD EPYC (Zen 4).
