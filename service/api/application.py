@@ -6,6 +6,7 @@ FastAPI's telemetry, body limit, exit stacks and dependencies take two fifths of
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 
@@ -20,7 +21,7 @@ from bertserve.service.api.formats import openai
 from bertserve.service.api.formats.open_inference import JSON_LENGTH_HEADER
 from bertserve.service.api.jsonl import LINES_TYPES, LineStream
 from bertserve.service.api.open_requests import OpenRequests
-from bertserve.service.api.receiving import LARGE_BYTES, LargeBodyTurns, read_body, until_disconnect
+from bertserve.service.api.receiving import LARGE_BYTES, read_body, until_disconnect
 from bertserve.service.api.request import REQUEST_KEY, RequestContext
 from bertserve.service.api.request_log import record
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute, RouteTable
@@ -46,7 +47,7 @@ class Application:
         self._fastapi = create_fastapi(state)
         self._routes = RouteTable(self._fastapi.routes)
         self._errors = ErrorLog()
-        self._turns = LargeBodyTurns()
+        self._turns = asyncio.Lock()
         self._open_requests = OpenRequests(state.settings)
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
         self._app: ASGIApp = self._respond
@@ -136,7 +137,7 @@ class Application:
             request.task, request.model = model.task, model.name
         raw = await read_body(receive, request.headers, limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
         if len(raw) > LARGE_BYTES:
-            await self._turns.take()
+            await request.take_turn()
         call = route.read_call(raw, request)
         del raw  # the body is not needed during inference
         request.task, request.model = call.task, call.model.name

@@ -54,7 +54,7 @@ class Call:
             error.prefix_input(is_list=self.body.is_list, input_name=self.body.input_name)
             raise
         if prediction.response_bytes > LARGE_BYTES:
-            await request.turns.take()
+            await request.take_turn()
         if self.encode is None:
             return prediction, to_json(self.body.to_response(prediction.results)), JSON_HEADERS
         return prediction, *self.encode(prediction)

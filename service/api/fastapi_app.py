@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from bertserve.service import __version__
 from bertserve.service.api import error_responses, playground
-from bertserve.service.api.inference_routes import inference_routes
+from bertserve.service.api.formats import cohere, hugging_face, kserve, open_inference, openai, tei
 from bertserve.service.api.request import REQUEST_KEY
 from bertserve.service.api.routing import INFERENCE, OTHER_CLIENTS, GuardedRoute, InferenceRoute, file_route
 from bertserve.service.api.service_routes import service_routes
@@ -25,6 +25,7 @@ from bertserve.service.app_state import AppState
 from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
 
+FORMATS = (hugging_face, open_inference, kserve, openai, cohere, tei)  # each has the function `routes`
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
 
 For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`; below `/v1`, `error` is
@@ -72,7 +73,9 @@ def create_fastapi(state: AppState) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.router.routes.extend([*inference_routes(), *service_routes(state), *playground.playground_routes(root_path), *_docs_routes()])
+    for wire_format in FORMATS:
+        app.router.routes.extend(wire_format.routes())
+    app.router.routes.extend([*service_routes(state), *playground.playground_routes(root_path), *_docs_routes()])
     app.add_exception_handler(Exception, _respond_to_error)
     _add_description(app, requires_key=state.auth.requires_key)
     return app

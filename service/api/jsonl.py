@@ -130,7 +130,7 @@ class LineStream:
             if len(line) > self._settings.max_body_bytes:
                 raise too_large_error("line", len(line), self._settings.max_body_bytes)
             if len(line) > LARGE_BYTES:
-                await request.turns.take()
+                await request.take_turn()
             call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             task, model = call.task, call.model.name
             body, status = await call.answer_when_admitted(request, self._timeout_s, trace=trace), HTTPStatus.OK

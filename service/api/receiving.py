@@ -18,18 +18,6 @@ WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one 
 T = TypeVar("T")
 
 
-class LargeBodyTurns:
-    """Turns of the event loop for large bodies and responses, so that other requests run between two of them."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def take(self) -> None:
-        """Waits for a turn of the event loop in which no other large body or response is read or written."""
-        async with self._lock:
-            await asyncio.sleep(0)
-
-
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: int, timeout_s: float) -> bytes:
     """Reads a body within `timeout_s` seconds, and stops as soon as it exceeds `limit` bytes; `headers` have names in lower case.
 

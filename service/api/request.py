@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from bertserve.service.errors import CallerValue, HttpError, InvalidValueError, 
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
-    from bertserve.service.api.receiving import LargeBodyTurns
     from bertserve.service.app_state import AppState
     from bertserve.service.models.model import Model
     from bertserve.service.models.request_progress import Prediction
@@ -35,7 +35,7 @@ class RequestContext:
         sender: Sends messages to the client.
         headers: The headers by name in lower case; the last one of several with the same name.
         id: The request id, from the header `x-request-id` or random.
-        turns: Lets large bodies and responses take turns.
+        turns: Held while a large body or response of any request takes its turn.
         start: Start time in seconds of `time.perf_counter`.
         response_headers: Headers that every response to this request has.
         key: The name of its key; None before the check, and if the route needs no key.
@@ -51,7 +51,7 @@ class RequestContext:
     headers: dict[bytes, bytes]
     id: str
     state: AppState
-    turns: LargeBodyTurns
+    turns: asyncio.Lock
     start: float = field(default_factory=time.perf_counter)
     response_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     key: str | None = None
@@ -83,6 +83,11 @@ class RequestContext:
             NotFoundError: No such model is loaded.
         """
         return self.state.registry.get(self.scope["path_params"]["name"])
+
+    async def take_turn(self) -> None:
+        """Waits for a turn of the event loop in which no other large body or response is read or written."""
+        async with self.turns:
+            await asyncio.sleep(0)
 
     def read_headers(self) -> float:
         """Checks the headers and the query of a request that runs models, and returns its deadline in seconds.

@@ -1,13 +1,14 @@
 """What operators and clients read in addition to predictions: models, health, limits, docs, OpenAPI and request ids."""
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bertserve.service import __version__
-from bertserve.service.api.inference_routes import inference_routes
+from bertserve.service.api.fastapi_app import FORMATS
 from support import tiny
 from support.app_client import call, post, serving, state_of
 
@@ -112,7 +113,7 @@ def test_every_openapi_example_is_answered(tmp_path: Path) -> None:
     document = call(folder, "GET", "/openapi.json", settings=settings).json()
     models = {task: model["name"] for model in call(folder, "GET", "/models", settings=settings).json() for task in model["default_of"]}
     answers, shapes = {}, {}
-    for route in inference_routes():
+    for route in chain.from_iterable(wire_format.routes() for wire_format in FORMATS):
         content = document["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]
         own = document["components"]["schemas"].get(content["schema"].get("$ref", "").rpartition("/")[2], {})
         for name, example in content.get("examples", {"classify": {"value": own.get("examples", [None])[0]}}).items():

@@ -7,9 +7,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
+from bertserve.service.api.error_responses import error_text
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
-from bertserve.service.api.formats.openai import usage
+from bertserve.service.api.formats.openai import error_object, usage
 from bertserve.service.api.request import RequestContext
+from bertserve.service.api.routing import InferenceRoute
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, Text, body_config, one_of
@@ -18,7 +20,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import rerank
 
-RESPONSE_EXAMPLE: dict[str, Any] = {
+_RESPONSE_EXAMPLE: dict[str, Any] = {
     "id": "5f1c",
     "model": "rerank",
     "results": [{"index": 0, "relevance_score": 0.98}],
@@ -87,3 +89,12 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
         return to_json(answer), JSON_HEADERS
 
     return Call(rerank.TASK, model, body, encode)
+
+
+def routes() -> list[InferenceRoute]:
+    """Returns the routes of both versions; clients of the first one read errors in OpenAI's format."""
+    summary = "Rank documents by a query, in the format of Cohere's and Jina's APIs"
+    return [
+        InferenceRoute(path, read_rerank, summary, (DocumentsBody,), _RESPONSE_EXAMPLE, task=rerank.TASK, error_format=error_format)
+        for path, error_format in (("/v1/rerank", error_object), ("/v2/rerank", error_text))
+    ]

@@ -6,11 +6,14 @@ drops answers to more, or reports a wrong type. In a browser, its User-Agent is 
 
 from __future__ import annotations
 
+import operator
+from functools import partial, reduce
 from typing import Any
 
 from bertserve.service.api.call import JSON_HEADERS, Call
 from bertserve.service.api.formats.ignored_fields import is_ignored
 from bertserve.service.api.request import RequestContext
+from bertserve.service.api.routing import InferenceRoute
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import IgnoresField, parse_json, validate_as
 from bertserve.service.body.task_body import TaskBody
@@ -18,6 +21,7 @@ from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.task_spec import TaskSpec
 
 _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
@@ -71,3 +75,23 @@ def _js_response(task: str, body: TaskBody, results: list[Any]) -> Any:
     if task == fill_mask.TASK and isinstance(result[0], list):  # it reads one list: the tokens of the first mask, then of the next one
         return [token for mask in result for token in mask]
     return result
+
+
+def routes() -> list[InferenceRoute]:
+    """Returns the routes of tasks, and those of any task."""
+    specs = TASKS.values()
+    bodies, response_type = tuple(spec.body for spec in specs), reduce(operator.or_, (spec.response_type for spec in specs))
+    any_task = {
+        "/models/{name}": (read_for_model, "Run a model by its name, for its own task or one that the body fits"),
+        "/": (read_at_base, "Run the only loaded model"),
+        "/invocations": (read_at_base, "The same as the base URL, for SageMaker"),
+    }
+    return [
+        *map(_task_route, specs),
+        *(InferenceRoute(path, read, summary, bodies, response_type, streams=True) for path, (read, summary) in any_task.items()),
+    ]
+
+
+def _task_route(spec: TaskSpec) -> InferenceRoute:
+    read = partial(read_for_task, spec.name, spec.body)
+    return InferenceRoute(f"/{spec.path}", read, spec.title, (spec.body,), spec.response_type, task=spec.name, streams=True)

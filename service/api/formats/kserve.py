@@ -8,13 +8,14 @@ from pydantic import ConfigDict, Field
 
 from bertserve.service.api.call import JSON_HEADERS, Call
 from bertserve.service.api.request import RequestContext
+from bertserve.service.api.routing import InferenceRoute
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import read_protocol, validate_as
 from bertserve.service.body.task_body import ClosedModel
 from bertserve.service.tasks.catalog import TASKS
 
 _EXAMPLE: dict[str, Any] = {"instances": ["A warm, funny film.", "Dull."]}
-RESPONSE_EXAMPLE: dict[str, Any] = {"predictions": [[{"label": "positive", "score": 0.998}]]}
+_RESPONSE_EXAMPLE: dict[str, Any] = {"predictions": [[{"label": "positive", "score": 0.998}]]}
 
 
 class PredictBody(ClosedModel):
@@ -34,3 +35,9 @@ def read_predict(raw: bytes, request: RequestContext) -> Call:
     task = request.state.registry.task_of_body(model, value)
     body = validate_as(TASKS[task].body, value, request.state.limits)
     return Call(task, model, body, lambda prediction: (to_json({"predictions": prediction.results}), JSON_HEADERS))
+
+
+def routes() -> list[InferenceRoute]:
+    """Returns the route that runs a model."""
+    summary = "Answer instances with predictions"
+    return [InferenceRoute("/v1/models/{name}:predict", read_predict, summary, (PredictBody,), _RESPONSE_EXAMPLE)]

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.request import RequestContext
+from bertserve.service.api.routing import InferenceRoute
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import check_names, describe_value, read_protocol, validate_as
 from bertserve.service.body.task_body import MAX_ITEMS, ClosedModel, TaskBody, types_within
@@ -31,7 +32,7 @@ JSON_LENGTH_HEADER = b"inference-header-content-length"  # bytes of JSON before 
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
-RESPONSE_EXAMPLE: dict[str, Any] = {
+_RESPONSE_EXAMPLE: dict[str, Any] = {
     "model_name": "sentiment",
     "model_version": "1f2e3d4c",
     "outputs": [{"name": "label", "datatype": "BYTES", "shape": [2], "data": ["positive", "negative"]}],
@@ -134,6 +135,11 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         return json + binary, ((b"content-type", b"application/octet-stream"), (JSON_LENGTH_HEADER, b"%d" % len(json)))
 
     return Call(task, model, body, encode, options.timeout / 1_000_000)
+
+
+def routes() -> list[InferenceRoute]:
+    """Returns the route that runs a model."""
+    return [InferenceRoute("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), _RESPONSE_EXAMPLE)]
 
 
 def metadata(model: Model) -> dict[str, Any]:

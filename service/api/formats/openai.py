@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.request import RequestContext
+from bertserve.service.api.routing import InferenceRoute
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import TaskBody, TextOrTexts, body_config
@@ -19,7 +20,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import embed
 
-RESPONSE_EXAMPLE: dict[str, Any] = {
+_RESPONSE_EXAMPLE: dict[str, Any] = {
     "object": "list",
     "data": [{"object": "embedding", "index": 0, "embedding": [0.04, -0.01]}],
     "model": "embed",
@@ -99,3 +100,12 @@ def read_embeddings(raw: bytes, request: RequestContext) -> Call:
         return to_json({"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}), JSON_HEADERS
 
     return Call(embed.TASK, model, body, encode)
+
+
+def routes() -> list[InferenceRoute]:
+    """Returns the route of embeddings."""
+    summary = "Embed texts as vectors, in the format of OpenAI's API"
+    route = InferenceRoute(
+        "/v1/embeddings", read_embeddings, summary, (EmbeddingsBody,), _RESPONSE_EXAMPLE, task=embed.TASK, error_format=error_object
+    )
+    return [route]

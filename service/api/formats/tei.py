@@ -6,11 +6,15 @@ Its `/embed`, `/rerank` and `/similarity` are paths of the service itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
+from bertserve.service.api.formats.hugging_face import read_for_task
+from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
+from bertserve.service.api.routing import InferenceRoute
 from bertserve.service.body.task_body import (
     LIST_LIMIT,
     LIST_TAG,
@@ -25,8 +29,8 @@ from bertserve.service.body.task_body import (
     one_of,
 )
 from bertserve.service.bundle.manifest import ModelConfig
-from bertserve.service.tasks import embed
-from bertserve.service.tasks.classify import ClassifyParameters
+from bertserve.service.tasks import classify, embed
+from bertserve.service.tasks.classify import ClassifyParameters, LabelScore
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
 from bertserve.service.tasks.step import TextInput
 
@@ -105,3 +109,16 @@ class EmbedAllBody(TaskBody):
         """Returns one input per text."""
         options = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
         return embed.embed_inputs(self.items, EmbedParameters(pooling="none", normalize=False, **options), config)
+
+
+def routes() -> list[InferenceRoute]:
+    """Returns the two routes."""
+    read_predict = partial(read_for_task, classify.TASK, SequencesBody, ignores=is_null_or_ignored)
+    read_embed_all = partial(read_for_task, embed.TASK, EmbedAllBody, ignores=is_null_or_ignored)
+    predict = "Classify texts or pairs of texts, in the format of Text Embeddings Inference"
+    embed_all = "Embed each token of texts, in the format of Text Embeddings Inference"
+    scores = list[LabelScore] | list[list[LabelScore]]
+    return [
+        InferenceRoute("/predict", read_predict, predict, (SequencesBody,), scores, task=classify.TASK),
+        InferenceRoute("/embed_all", read_embed_all, embed_all, (EmbedAllBody,), list[list[list[float]]], task=embed.TASK),
+    ]
