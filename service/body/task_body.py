@@ -7,35 +7,47 @@ An unknown name is an error, because it would have no effect. `ClosedModel` chec
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import tagged_union_schema
 
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.text.words import Unit
 
-# Tags of the unions below. pydantic puts them into error locations, and messages leave them out.
-TEXT_TAG, NUMBER_TAG, OBJECT_TAG, LIST_TAG = TAGS = ("<text>", "<number>", "<object>", "<list>")
+T = TypeVar("T")
+AnyCase = Annotated[T, BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)]  # a name in any case
+
+# Tags of the members of unions, by the types of JSON values. pydantic puts them into error locations, and messages leave them out.
+_TAGS: dict[Any, str] = {str: "<text>", float: "<number>", int: "<number>", dict: "<object>", list: "<list>"}
+TAGS = frozenset(_TAGS.values())
 
 
-def one_of(message: str, *tags: str) -> Discriminator:
-    """Returns a discriminator of a union by JSON type; `message` says which values are allowed."""
-    kinds = {
-        kind: tag
-        for kind, tag in ((str, TEXT_TAG), (float, NUMBER_TAG), (int, NUMBER_TAG), (dict, OBJECT_TAG), (list, LIST_TAG))
-        if tag in tags
-    }
-
-    def tag_of(value: Any) -> str | None:  # called for each item of a list, so it is only a look-up; an object can already be a model
-        return kinds.get(dict if isinstance(value, BaseModel) else type(value))
-
-    return Discriminator(tag_of, custom_error_type="input", custom_error_message=f"must be {message}")
+def _tag_of(value: Any) -> str | None:  # called for each item of a list, so it is only a look-up; an object can already be a model
+    return _TAGS.get(dict if isinstance(value, BaseModel) else type(value))
 
 
-def lower(value: Any) -> Any:
-    """Returns a text in lower case, and other values unchanged."""
-    return value.lower() if isinstance(value, str) else value
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Annotates a union of types for different JSON types, so that an error is only about the type that the value has.
+
+    `message` says which values are allowed.
+    """
+
+    message: str
+
+    def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {_tag_of_type(member): handler.generate_schema(member) for member in get_args(union)}
+        return tagged_union_schema(choices, _tag_of, custom_error_type="input", custom_error_message=f"must be {self.message}")
+
+
+def _tag_of_type(annotation: Any) -> str:
+    """Returns the tag of the values of a type."""
+    kind = get_origin(annotation) or annotation
+    if kind is Annotated:
+        return _tag_of_type(get_args(annotation)[0])
+    return _TAGS[str if kind is Literal else dict if issubclass(kind, BaseModel) else kind]
 
 
 def types_within(annotation: Any) -> Iterator[Any]:
@@ -56,19 +68,12 @@ MAX_ITEMS = 2**13
 # without fail_fast a list of invalid items would create an error per item
 LIST_LIMIT = Field(fail_fast=True, max_length=MAX_ITEMS)
 
-Text = Annotated[str, Tag(TEXT_TAG)]
-TextOrTexts = Annotated[
-    Text | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)],
-    one_of("a text or a list of texts", TEXT_TAG, LIST_TAG),
-    Field(description="One or more texts."),
-]
+TextOrTexts = Annotated[str | Annotated[list[str], LIST_LIMIT], OneOf("a text or a list of texts"), Field(description="One or more texts.")]
 Indices = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=256)]  # indices of layers or heads
 Truncate = Annotated[bool | None, Field(description="Truncate long texts; otherwise they are an error.")]
-TruncationDirection = Annotated[
-    Literal["left", "right"] | None, BeforeValidator(lower), Field(description="End to truncate; by default the model's own.")
-]
+TruncationDirection = Annotated[AnyCase[Literal["left", "right"]] | None, Field(description="End to truncate; by default the model's own.")]
 Stride = Annotated[int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half a window if less.")]
-OffsetUnit = Annotated[Unit, BeforeValidator(lower), Field(description="Unit of `start` and `end`; `utf16` for JavaScript.")]
+OffsetUnit = Annotated[AnyCase[Unit], Field(description="Unit of `start` and `end`; `utf16` for JavaScript.")]
 
 
 @functools.cache

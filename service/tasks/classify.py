@@ -8,22 +8,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import Field
 from typing_extensions import TypedDict
 
-from bertserve.service.body.task_body import (
-    LIST_LIMIT,
-    LIST_TAG,
-    OBJECT_TAG,
-    TEXT_TAG,
-    ClosedModel,
-    Stride,
-    TaskBody,
-    Text,
-    body_config,
-    lower,
-    one_of,
-)
+from bertserve.service.body.task_body import LIST_LIMIT, AnyCase, ClosedModel, OneOf, Stride, TaskBody, body_config
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest, ModelConfig, Side
 from bertserve.service.errors import InvalidValueError
@@ -60,19 +48,17 @@ class ClassifyParameters(CalibratedDecisionParameters):
 
     top_k: Annotated[int | None, Field(ge=1, description="Number of labels to return; by default all.")] = None
     function_to_apply: Annotated[
-        Literal["softmax", "sigmoid", "none"] | None,
-        BeforeValidator(lower),
+        AnyCase[Literal["softmax", "sigmoid", "none"]] | None,
         Field(description="Function from logits to scores, instead of the model's own."),
     ] = None
     truncation: Annotated[bool, Field(description="Truncate long texts; otherwise they are an error.")] = True
     window: Annotated[
-        Literal["mean", "max"] | None,
-        BeforeValidator(lower),
+        AnyCase[Literal["mean", "max"]] | None,
         Field(description="Score all windows of a long text and combine the scores, instead of truncating."),
     ] = None
     stride: Stride = None
     explain: Annotated[bool, Field(description="Explain the best label: n words need n more runs.")] = False
-    offset_unit: Annotated[Unit | None, BeforeValidator(lower), Field(description="With `explain`, the unit of `start` and `end`.")] = None
+    offset_unit: Annotated[AnyCase[Unit] | None, Field(description="With `explain`, the unit of `start` and `end`.")] = None
 
 
 def classify(input_: TextInput[ClassifyParameters], model: TaskModel) -> TaskGenerator:
@@ -185,11 +171,10 @@ class TextPair(ClosedModel):
     text_pair: str | None = None
 
 
-_Pair = Annotated[TextPair, Tag(OBJECT_TAG)]
-_TextOrPair = Annotated[Text | _Pair, one_of('a text, or a pair such as {"text": "a", "text_pair": "b"}', TEXT_TAG, OBJECT_TAG)]
+_TextOrPair = Annotated[str | TextPair, OneOf('a text, or a pair such as {"text": "a", "text_pair": "b"}')]
 TextsOrPairs = Annotated[
-    Text | _Pair | Annotated[list[_TextOrPair], LIST_LIMIT, Tag(LIST_TAG)],
-    one_of("a text, {text, text_pair}, or a list of these", TEXT_TAG, OBJECT_TAG, LIST_TAG),
+    str | TextPair | Annotated[list[_TextOrPair], LIST_LIMIT],
+    OneOf("a text, {text, text_pair}, or a list of these"),
     Field(description="One or more texts or pairs."),
 ]
 

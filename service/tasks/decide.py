@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, Tag, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.body.reading import check_names
-from bertserve.service.body.task_body import NUMBER_TAG, OBJECT_TAG, ClosedModel, one_of
+from bertserve.service.body.task_body import ClosedModel, OneOf
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.metrics import ModelMetrics
@@ -27,8 +27,8 @@ class DecisionParameters(ClosedModel):
     decide: Annotated[bool, Field(description="Answer with a decision, by the thresholds of the bundle or the following ones.")] = False
     threshold: Annotated[
         Annotated[
-            Annotated[_Score, Tag(NUMBER_TAG)] | Annotated[dict[str, _Score], Field(min_length=1, max_length=1000), Tag(OBJECT_TAG)],
-            one_of("a number or an object from labels to numbers", NUMBER_TAG, OBJECT_TAG),
+            _Score | Annotated[dict[str, _Score], Field(min_length=1, max_length=1000)],
+            OneOf("a number or an object from labels to numbers"),
         ]
         | None,
         Field(description="With `decide`, the least score that counts: a number, or one per label."),

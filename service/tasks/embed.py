@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field, Tag
+from pydantic import BaseModel, Field
 
 from bertserve.service.body.task_body import (
-    LIST_TAG,
-    TEXT_TAG,
+    AnyCase,
     ClosedModel,
     Indices,
+    OneOf,
     TaskBody,
     TextOrTexts,
     Truncate,
     TruncationDirection,
     body_config,
-    lower,
-    one_of,
 )
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest, ModelConfig
@@ -64,8 +62,7 @@ TASK = "feature-extraction"
 PromptName = Annotated[str | None, Field(description="Name of the model's prompt to put before texts.")]
 Dimensions = Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")]
 EncodingFormat = Annotated[
-    Literal["float", "base64"] | None,
-    BeforeValidator(lower),
+    AnyCase[Literal["float", "base64"]] | None,
     Field(description="Lists of numbers, or base64 of little-endian float32 values."),
 ]
 
@@ -80,22 +77,15 @@ class EmbedOptions(BaseModel):
     dimensions: Dimensions = None
     encoding_format: EncodingFormat = None
     pooling: Annotated[
-        Literal["none", "cls", "mean", "max"] | None,
-        BeforeValidator(lower),
+        AnyCase[Literal["none", "cls", "mean", "max"]] | None,
         Field(description="Pooling of token vectors; `none` keeps them all. By default the model's own."),
     ] = None
     layers: Annotated[
-        Annotated[
-            Annotated[Literal["last", "last_four"], Tag(TEXT_TAG)] | Annotated[Indices, Tag(LIST_TAG)],
-            one_of("`last`, `last_four` or a list of numbers of layers", TEXT_TAG, LIST_TAG),
-        ]
-        | None,
-        BeforeValidator(lower),
+        Annotated[AnyCase[Literal["last", "last_four"]] | Indices, OneOf("`last`, `last_four` or a list of numbers of layers")] | None,
         Field(description="Layers of the bundle: -1 is the last, 0 the embedding output. By default the bundle's own choice."),
     ] = None
     combine: Annotated[
-        Combine | None,
-        BeforeValidator(lower),
+        AnyCase[Combine] | None,
         Field(description="How several layers become one vector; by default the model's own setting."),
     ] = None
 

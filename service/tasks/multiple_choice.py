@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.body.task_body import LIST_LIMIT, LIST_TAG, OBJECT_TAG, ClosedModel, TaskBody, body_config, one_of
+from bertserve.service.body.task_body import LIST_LIMIT, ClosedModel, OneOf, TaskBody, body_config
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
@@ -106,8 +106,8 @@ class MultipleChoiceBody(TaskBody):
     )
 
     inputs: Annotated[
-        Annotated[ChoiceQuestion, Tag(OBJECT_TAG)] | Annotated[list[ChoiceQuestion], LIST_LIMIT, Tag(LIST_TAG)],
-        one_of("{question, choices} or a list of these", OBJECT_TAG, LIST_TAG),
+        ChoiceQuestion | Annotated[list[ChoiceQuestion], LIST_LIMIT],
+        OneOf("{question, choices} or a list of these"),
         Field(description="One or more questions with choices."),
     ]
     parameters: MultipleChoiceParameters | None = None

@@ -11,21 +11,9 @@ from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field, Tag
+from pydantic import BaseModel, Field
 
-from bertserve.service.body.task_body import (
-    LIST_LIMIT,
-    LIST_TAG,
-    MAX_TOP_K,
-    OBJECT_TAG,
-    ClosedModel,
-    OffsetUnit,
-    Stride,
-    TaskBody,
-    body_config,
-    lower,
-    one_of,
-)
+from bertserve.service.body.task_body import LIST_LIMIT, MAX_TOP_K, AnyCase, ClosedModel, OffsetUnit, OneOf, Stride, TaskBody, body_config
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
@@ -59,8 +47,7 @@ class QuestionAnsweringParameters(CalibratedDecisionParameters):
     handle_impossible_answer: Annotated[bool, Field(description='Allow "no answer" as an answer.')] = False
     align_to_words: Annotated[bool, Field(description="Extend answers to whole words.")] = True
     duplicates: Annotated[
-        Literal["best", "sum"],
-        BeforeValidator(lower),
+        AnyCase[Literal["best", "sum"]],
         Field(description="Equal answers keep the best score, or add up as in transformers 5.2.0."),
     ] = "best"
     offset_unit: OffsetUnit = "code_points"
@@ -240,8 +227,8 @@ class QuestionAnsweringBody(TaskBody):
     top_k_is_limited: ClassVar[bool] = True
 
     inputs: Annotated[
-        Annotated[Question, Tag(OBJECT_TAG)] | Annotated[list[Question], LIST_LIMIT, Tag(LIST_TAG)],
-        one_of("{question, context} or a list of these", OBJECT_TAG, LIST_TAG),
+        Question | Annotated[list[Question], LIST_LIMIT],
+        OneOf("{question, context} or a list of these"),
         Field(description="One or more questions with their passages."),
     ]
     parameters: QuestionAnsweringParameters | None = None

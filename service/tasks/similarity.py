@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from bertserve.service.body.task_body import LIST_LIMIT, ClosedModel, TaskBody, Truncate, TruncationDirection, body_config, lower
+from bertserve.service.body.task_body import LIST_LIMIT, AnyCase, ClosedModel, TaskBody, Truncate, TruncationDirection, body_config
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
@@ -56,8 +56,7 @@ class SimilarityParameters(ClosedModel):
     truncate: Truncate = None
     truncation_direction: TruncationDirection = None
     pooling: Annotated[
-        Literal["cls", "mean", "max"] | None,
-        BeforeValidator(lower),
+        AnyCase[Literal["cls", "mean", "max"]] | None,
         Field(description="Pooling of token vectors; by default the model's own."),
     ] = None
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
-from bertserve.service.body.task_body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, lower
+from bertserve.service.body.task_body import AnyCase, OffsetUnit, Stride, TaskBody, TextOrTexts, body_config
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ENTRY_BYTES, ENTRY_US, Cost, longest_label, text_bytes
@@ -43,7 +43,7 @@ class TokenClassificationParameters(CalibratedDecisionParameters):
     """Parameters of token classification."""
 
     aggregation_strategy: Annotated[
-        Strategy, BeforeValidator(lower), Field(description="How tokens are grouped into entities; `none` returns the tokens.")
+        AnyCase[Strategy], Field(description="How tokens are grouped into entities; `none` returns the tokens.")
     ] = "simple"
     ignore_labels: Annotated[
         list[Annotated[str, Field(max_length=1000)]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field
 
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.error_responses import error_text
@@ -14,7 +14,7 @@ from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import InferenceRoute
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import parse_json, validate_as
-from bertserve.service.body.task_body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, Text, body_config, one_of
+from bertserve.service.body.task_body import LIST_LIMIT, OneOf, body_config
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
@@ -37,10 +37,7 @@ class Document(BaseModel):
     text: str
 
 
-_Document = Annotated[
-    Text | Annotated[Document, Tag(OBJECT_TAG)],
-    one_of("a text or an object with a `text`", TEXT_TAG, OBJECT_TAG),
-]
+_Document = Annotated[str | Document, OneOf("a text or an object with a `text`")]
 
 
 class DocumentsBody(rerank.QueryBody):

@@ -9,34 +9,20 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, Tag, field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.api.formats.hugging_face import read_for_task
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.routing import InferenceRoute
-from bertserve.service.body.task_body import (
-    LIST_LIMIT,
-    LIST_TAG,
-    TEXT_TAG,
-    TaskBody,
-    Text,
-    TextOrTexts,
-    Truncate,
-    TruncationDirection,
-    body_config,
-    lower,
-    one_of,
-)
+from bertserve.service.body.task_body import LIST_LIMIT, AnyCase, OneOf, TaskBody, TextOrTexts, Truncate, TruncationDirection, body_config
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks import classify, embed
 from bertserve.service.tasks.classify import ClassifyParameters, LabelScore
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
 from bertserve.service.tasks.step import TextInput
 
-_Item = Annotated[
-    Text | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)], one_of("a text or a list of one or two texts", TEXT_TAG, LIST_TAG)
-]
+_Item = Annotated[str | Annotated[list[str], LIST_LIMIT], OneOf("a text or a list of one or two texts")]
 
 
 class SequencesBody(TaskBody):
@@ -45,15 +31,14 @@ class SequencesBody(TaskBody):
     model_config = body_config(inputs=[["A warm, funny film."], ["A man eats.", "Somebody eats."]])
 
     inputs: Annotated[
-        Text | Annotated[list[_Item], LIST_LIMIT, Tag(LIST_TAG)],
-        one_of("a text, a pair of texts, or a list of lists of one or two texts", TEXT_TAG, LIST_TAG),
+        str | Annotated[list[_Item], LIST_LIMIT],
+        OneOf("a text, a pair of texts, or a list of lists of one or two texts"),
         Field(description="A text, a pair `[text, text]`, or a batch `[[text], [text, text]]`."),
     ]
     raw_scores: Annotated[bool, Field(description="Return logits instead of scores.")] = False
     truncate: Truncate = None
     truncation_direction: Annotated[
-        Literal["right"] | None,
-        BeforeValidator(lower),
+        AnyCase[Literal["right"]] | None,
         Field(description="Truncate at the end, even if the model's tokenizer truncates at the start."),
     ] = None
 
