@@ -112,10 +112,8 @@ def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
     if args.attentions and is_module:
         parser.error("argument --attentions: it is not supported with --module; remove it")
     if args.attentions and args.providers != ("cpu",):
-        parser.error(
-            f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; remove "
-            "one of them"
-        )
+        providers = ",".join(args.providers)
+        parser.error(f"argument --attentions: only graphs for the CPU return attention, but --provider is {providers}; remove one")
     try:
         precisions = choose_precisions(args.providers, args.precisions)
     except ValueError as error:

@@ -75,8 +75,7 @@ def _read_row(path: Path, row: Row) -> TextOrPair:
     parts = value if isinstance(value, tuple) else (value,)
     if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
         raise UsageError(
-            f"`{path}` line {row.line} has neither a text nor a pair of texts; give `text`, `text` and `text_pair`, or `question` and "
-            "`context`."
+            f"`{path}` line {row.line} has no text and no pair; give `text`, `text` and `text_pair`, or `question` and `context`."
         )
     return value
 
@@ -231,8 +230,7 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
         return SplitTexts.of([texts[digest] for digest in validation_hashes])
     if validation is None:
         raise UsageError(
-            f"int8 of `{manifest.name}` was validated on {len(validation_hashes)} texts that are not built in; give their file with "
-            "--int8-validation."
+            f"int8 of `{manifest.name}` was validated on {len(validation_hashes)} texts of a file; give it with --int8-validation."
         )
     if shared_hashes := texts.keys() & {*hashes_of(splits["calibration"]), *hashes_of(splits["gate"])}:
         raise UsageError(

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from bertserve import service
-from bertserve.export import cpu, gpu, onnx_trace
+from bertserve.export import cpu, onnx_trace
 from bertserve.export.build_input import GraphBuildInput, Tracer, choose_precisions
 from bertserve.export.checkpoint.checkpoint import Checkpoint, count_flops
 from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
@@ -24,6 +24,7 @@ from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
 from bertserve.export.errors import CheckpointError, ExportError
+from bertserve.export.gpu.build import build_for_cuda, build_for_tensorrt
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, read_int8_texts
 from bertserve.export.model_card import bundle_texts, model_card
@@ -47,8 +48,8 @@ logger = logging.getLogger("bertserve.export")
 
 BUILDERS: Mapping[Provider, Callable[[GraphBuildInput, Sequence[Precision]], Iterable[GraphSpec]]] = {
     "cpu": cpu.build_for_cpu,
-    "cuda": gpu.build_for_cuda,
-    "tensorrt": gpu.build_for_tensorrt,
+    "cuda": build_for_cuda,
+    "tensorrt": build_for_tensorrt,
 }
 
 
@@ -118,12 +119,8 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
 def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int8Texts, bundle_folder: Path, work: Path) -> Manifest:
     """Writes graphs and tokenizer to `bundle_folder`; returns the manifest."""
     precisions = choose_precisions(options.providers, options.precisions)
-    refuse_pad_token_in_texts(
-        options.source,
-        checkpoint.hf_tokenizer,
-        checkpoint.tokenizer.pad_id,
-        [text for split in texts for text in (*split.lines, *chain(*split.pairs))],
-    )
+    all_texts = [text for split in texts for text in (*split.lines, *chain(*split.pairs))]
+    refuse_pad_token_in_texts(options.source, checkpoint.hf_tokenizer, checkpoint.tokenizer.pad_id, all_texts)
     traced = work / "raw.onnx"
     with stage("trace", "to ONNX"):
         inputs, description = onnx_trace.trace(checkpoint, traced, options.tracer)
@@ -160,7 +157,6 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
     versions = {"bertserve": service.__version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")}
     versions |= {"onnxruntime": onnxruntime.__version__, "tokenizers": version("tokenizers")}  # its package may be onnxruntime-gpu
-    has_int8 = any(graph.precision == "int8" for graph in graphs)
     return Manifest(
         format="bertserve-bundle",
         format_version=1,
@@ -177,7 +173,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
         metrics=tuple(options.metrics),
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
-        int8_texts=texts.digests() if has_int8 else None,
+        int8_texts=texts.digests() if any(graph.precision == "int8" for graph in graphs) else None,
         source=checkpoint.origin.model_copy(update={"versions": versions}),
     )
 

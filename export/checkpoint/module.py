@@ -1,7 +1,6 @@
 """Loads the user's own module: runs the code of a trusted file, and converts its result to a checkpoint.
 
-The function of the file (docs/how-to/serve-a-checkpoint.md) returns a dictionary of the fields of `ModuleSpec`, so that the file imports
-nothing of bertserve.
+The file's function returns a dictionary of the fields of `ModuleSpec`, so it imports nothing (docs/how-to/serve-a-checkpoint.md).
 
 This is the only place that runs code other than that of the exporter and its packages. It requires two flags of
 `bert-export`, and neither a checkpoint nor a bundle can enable it.

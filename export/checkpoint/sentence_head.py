@@ -104,8 +104,7 @@ def read_embedding(folder: Path, settings: SentenceSettings, dimensions: int) ->
     kinds = [kind for kind, _ in modules]
     if kinds and (kinds[0] != POOLING or not {DENSE, NORMALIZE}.issuperset(kinds[1:])):
         raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has the steps {', '.join(kinds)}; supported is one {POOLING} after the {TRANSFORMER}, and then "
-            f"{DENSE} and {NORMALIZE}."
+            f"`{folder / MODULES_FILE}` has steps {', '.join(kinds)}; supported: {TRANSFORMER}, {POOLING}, then {DENSE} and {NORMALIZE}."
         )
     poolings = _read_poolings(modules[0][1] / "config.json", settings) if modules else ("cls",)
     # sentence-transformers cuts vectors after it normalizes them, and does not normalize them again

@@ -23,8 +23,7 @@ from bertserve.export.tasks.export_task import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
 
 OTHER_HEADS: dict[str, dict[Task, Any]] = {
-    # the architecture's name, or its end that begins with "For" -> the tasks of its heads, the default task first, and the classes that
-    # load these heads
+    # the architecture's name, or its end from "For" -> the tasks of its heads, the default one first, and the classes that load them
     "ForNextSentencePrediction": {"text-classification": transformers.AutoModelForNextSentencePrediction},
     "AlbertForPreTraining": {"fill-mask": transformers.AutoModelForMaskedLM, "text-classification": transformers.AutoModelForPreTraining},
     "ElectraForPreTraining": {"token-classification": transformers.AutoModelForPreTraining},

@@ -1,8 +1,7 @@
 """Writes models with onnx_ir to one file, or to two if the constants are too large for one.
 
-A protobuf has at most 2 GiB. For larger models, the constants of `model.onnx` are in `model.onnx.data` (ONNX's external
-data). ONNX Runtime finds this file by its name and maps it, and `onnx_ir.load` does the same, so constants need memory only while
-they are used.
+A protobuf has at most 2 GiB. For larger models, the constants of `model.onnx` are in `model.onnx.data` (ONNX's external data). ONNX
+Runtime and `onnx_ir.load` find this file by its name and map it, so constants need memory only while they are used.
 """
 
 from __future__ import annotations

@@ -36,10 +36,7 @@ def load(path: Path) -> ir.Model:
     model = ir.load(path)
     for node in model.graph:
         if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
-            raise GraphError(
-                f"the graph has a node `{node.op_type}` (`{node.name}`): the model's code branches or loops on its input, which is not "
-                "supported."
-            )
+            raise GraphError(f"the graph has `{node.op_type}` (`{node.name}`): code that branches or loops on its input is not supported.")
     common.LiftConstantsToInitializersPass(size_limit=0)(model)
     model.opset_imports.setdefault(CONTRIB, 1)
     return model

@@ -2,8 +2,7 @@
 
 SmoothQuant (Xiao et al. 2022, arXiv:2211.10438) divides each channel of an activation by a smoothing factor and multiplies the row
 of the matrix that reads it by the same factor: `(x / s) @ (s * weight) = x @ weight`. A larger migration strength alpha moves more of the
-difficulty from the activation to the weights. Here, alpha is chosen per matrix, by the error of its output on the calibration
-texts.
+difficulty from the activation to the weights. Here, alpha is chosen per matrix, by its output's error on the calibration texts.
 """
 
 from __future__ import annotations

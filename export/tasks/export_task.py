@@ -98,7 +98,7 @@ class ExportTask:
         count = sum(len(split.pairs) for split in texts)
         if count and (tokenizer_spec.pair is None or not self.takes_pairs):
             raise UsageError(
-                f"--int8-texts and --int8-validation have {plural(count, 'pair')}, but this model for {self.name} takes single texts; give "
+                f"--int8-texts and --int8-validation have {plural(count, 'pair')}, but this {self.name} model takes single texts; give "
                 "single texts."
             )
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from bertserve.export import gpu, pipeline
+from bertserve.export import pipeline
 from bertserve.export.errors import GraphError
+from bertserve.export.gpu import build
 from bertserve.export.validation.comparison import measure_graph
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
@@ -30,7 +31,7 @@ class Fault:
             path.write_bytes(b"half a graph")
             raise error
 
-        self.patch.setattr(gpu, name, fail)
+        self.patch.setattr(build, name, fail)
 
     def agree(self, key: Key, *, loads: bool = True) -> None:
         """Makes the comparison of a graph with the checkpoint fail, or already its session."""

@@ -11,11 +11,13 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from bertserve.export import gpu
 from bertserve.export.build_input import choose_precisions
+from bertserve.export.gpu.build import plan_shapes
+from bertserve.export.gpu.fp16 import MAX_FP16_MAGNITUDE, find_overflowing_nodes
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.validation_policy import difference
+from bertserve.service.settings import GPU_BATCH_TOKENS
 from bertserve.service.tasks import similarity
 from bertserve.service.tasks.embed import EmbedBody
 from bertserve.service.tasks.fill_mask import FillMaskBody
@@ -64,7 +66,7 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
     assert None is graphs[0].shapes
     masks = bundle.manifest.task == "fill-mask"
     for graph in graphs[1:]:
-        assert graph.shapes == gpu.plan_shapes(POSITIONS, masks=masks, ranges=3 if graph.provider == "tensorrt" else 0)
+        assert graph.shapes == plan_shapes(POSITIONS, masks=masks, ranges=3 if graph.provider == "tensorrt" else 0)
         assert graph.batch_invariant
         assert graph.validation.provider == "cpu"
     # TensorRT converts to fp16 itself, so both precisions share a file
@@ -209,17 +211,17 @@ def test_writers_and_readers_of_a_large_tensor_stay_in_float32() -> None:
     ]
     tensors = [numpy_helper.from_array(np.float32([value]), name) for name, value in (("big", -3.4e38), ("gamma", 1.0), ("beta", 0.0))]
     model = helper.make_model(helper.make_graph(nodes, "g", [], [], tensors))
-    limit = gpu.MAX_FP16_MAGNITUDE
+    limit = MAX_FP16_MAGNITUDE
     peaks = dict.fromkeys("xcfg", 1.0) | {"a": 0.0, "b": limit * 1.01, "d": limit * 0.6, "e": limit * 0.6, "h": float("nan"), "i": limit}
 
-    assert gpu.find_overflowing_nodes(model, peaks) == {"constant", "writer", "reader", "sum", "not_finite"}
+    assert find_overflowing_nodes(model, peaks) == {"constant", "writer", "reader", "sum", "not_finite"}
 
 
 @pytest.mark.parametrize("max_length", [20, 512, 8192])
 @pytest.mark.parametrize("ranges", [0, 3])
 def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, ranges: int) -> None:
     """All lengths but the last are multiples of 8, each is at most twice the previous one, and batches have limited sizes."""
-    plan = gpu.plan_shapes(max_length, masks=True, ranges=ranges)
+    plan = plan_shapes(max_length, masks=True, ranges=ranges)
     lengths = [bucket.length for bucket in plan.buckets]
 
     assert lengths[-1] == max_length
@@ -228,7 +230,7 @@ def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, 
     assert all(bucket.rows[0] == 1 for bucket in plan.buckets)
     assert plan.masks[-1] >= max_length
     most = max(rows * length for rows, length in plan.all_shapes)
-    assert most <= (max(gpu.GPU_BATCH_TOKENS, 8 * max_length) if ranges else max(gpu.GPU_BATCH_TOKENS, max_length))
+    assert most <= (max(GPU_BATCH_TOKENS, 8 * max_length) if ranges else max(GPU_BATCH_TOKENS, max_length))
     if ranges:
         assert [len({bucket.rows for bucket in part.buckets}) for part in plan.split(ranges)] == [1, 1, 1][: len(lengths)]
     for tokens in range(1, max_length + 1, 7):

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from bertserve.export import cpu, gpu, onnx_trace
+from bertserve.export import cpu, onnx_trace
 from bertserve.export.build_input import Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import GraphError
+from bertserve.export.gpu.build import fuse_for_cuda
 from bertserve.export.graph import rewrite
 from support.families import FAMILIES
 
@@ -35,7 +36,7 @@ def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path) -> No
     for tracer in BOTH:
         raw, on_cpu, on_cuda = (tmp_path / f"{tracer}{suffix}.onnx" for suffix in ("", "-cpu", "-cuda"))
         inputs, description = onnx_trace.trace(small, raw, tracer)
-        graphs = cpu.optimize(raw, on_cpu, small, description), gpu.fuse_for_cuda(raw, on_cuda, small)
+        graphs = cpu.optimize(raw, on_cpu, small, description), fuse_for_cuda(raw, on_cuda, small)
         counts = [Counter(node.op_type for node in rewrite.load(path).graph) for path in (on_cpu, on_cuda)]
         properties[tracer] = inputs, counts, [graph.inputs for graph in graphs], [graph.validation.fusions for graph in graphs]
 
