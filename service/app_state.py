@@ -1,7 +1,5 @@
 """AppState: the parts of the service that request handlers use, and its Monitor, which measures and watches them once per second."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
@@ -96,7 +94,7 @@ class AppState:
     auth: Authenticator
     worker_index: int
     total_threads: int
-    tracer: Tracer | None
+    tracer: "Tracer | None"
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:

@@ -1,7 +1,5 @@
 """The composition root: builds all parts of the service from the settings."""
 
-from __future__ import annotations
-
 import logging
 import os
 import platform
@@ -108,7 +106,7 @@ def _queue(settings: Settings, index: int, threads: int, batch_tokens: int) -> R
     return RequestQueue(max_queue_tokens=queue_tokens, threads=threads)
 
 
-def _tracer(endpoint: str | None) -> Tracer | None:
+def _tracer(endpoint: str | None) -> "Tracer | None":
     """Returns a tracer that sends to a collector; None without an endpoint, or if OTEL_SDK_DISABLED is set."""
     if endpoint is None or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None

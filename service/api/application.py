@@ -4,8 +4,6 @@ FastAPI's telemetry, body limit, exit stacks and dependencies take two fifths of
 (bench/results/2026-11-21-with-memory-arena.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

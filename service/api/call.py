@@ -1,7 +1,5 @@
 """Call: the request to a model and the headers of its response, independent of its wire format."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence

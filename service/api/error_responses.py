@@ -3,8 +3,6 @@
 A log line never has a caller's text: it has the template of the error; for an internal error it has the places in its traceback.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

@@ -1,7 +1,5 @@
 """The application of FastAPI, which serves the routes that run no models; its OpenAPI description, and the page that shows it."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ A line is in progress until its answer is sent. Lines in progress are limited by
 the connection, so that TCP slows the sender down, and a client that does not read costs little memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque
@@ -37,7 +35,7 @@ class LineStream:
     in the answers, because a stream can have millions of lines.
     """
 
-    def __init__(self, route: InferenceRoute, request: RequestContext, timeout_s: float, error_log: error_responses.ErrorLog) -> None:
+    def __init__(self, route: "InferenceRoute", request: RequestContext, timeout_s: float, error_log: error_responses.ErrorLog) -> None:
         self._route = route
         self._request = request
         self._timeout_s = timeout_s

@@ -1,7 +1,5 @@
 """OpenRequests: the requests to models that are open at the same time, and their limits."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from bertserve.service.errors import RefusedError, UnavailableError

@@ -1,7 +1,5 @@
 """Receives from a client: reads a body within its limits, and notices when the client disconnects."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Mapping
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """RequestContext: what the service knows about an HTTP request, for its response, logs, metrics and trace."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
@@ -12,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Scope, Send
 
+from bertserve.service.app_state import AppState
 from bertserve.service.errors import CallerValue, HttpError, InvalidValueError, MalformedRequestError
 from bertserve.service.metrics import UNKNOWN
+from bertserve.service.models.model import Model
+from bertserve.service.models.request_progress import Prediction
 
 if TYPE_CHECKING:
-    from bertserve.service.app_state import AppState
-    from bertserve.service.models.model import Model
-    from bertserve.service.models.request_progress import Prediction
     from bertserve.service.tracing import RequestSpan
 
 REQUEST_KEY = "bertserve.request"  # scope key: the RequestContext, until the response is sent
@@ -58,7 +56,7 @@ class RequestContext:
     task: str | None = None
     model: str | None = None
     prediction: Prediction | None = None
-    trace: RequestSpan | None = None
+    trace: "RequestSpan | None" = None
     status: int = 0
 
     async def send(self, message: Message) -> None:

@@ -1,7 +1,5 @@
 """The metrics, the access log line and the span of a request that has ended."""
 
-from __future__ import annotations
-
 import logging
 import time
 from http import HTTPStatus
@@ -35,7 +33,7 @@ def record(request: RequestContext, *, logs: bool) -> None:
         _end_trace(request.trace, end, request, status)
 
 
-def _end_trace(trace: RequestSpan, end: float, request: RequestContext, status: int) -> None:
+def _end_trace(trace: "RequestSpan", end: float, request: RequestContext, status: int) -> None:
     """Ends a request's span, with its attributes."""
     fields, method, route = request.log_fields(), request.scope["method"], request.route
     host, port = request.scope.get("server") or (None, None)

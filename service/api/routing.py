@@ -3,12 +3,10 @@
 Each route declares its access, because a separate list of protected paths could disagree with the routes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -16,16 +14,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
+from bertserve.service.api.call import Call
 from bertserve.service.api.error_responses import ErrorFormat, error_text
 from bertserve.service.api.jsonl import LINES_TYPE
-from bertserve.service.api.request import TIMEOUT_HEADER
+from bertserve.service.api.request import TIMEOUT_HEADER, RequestContext
 from bertserve.service.auth import Access
 from bertserve.service.errors import CallerValue, HttpError, MalformedRequestError, NotFoundError
 from bertserve.service.tasks.catalog import TASKS
-
-if TYPE_CHECKING:
-    from bertserve.service.api.call import Call
-    from bertserve.service.api.request import RequestContext
 
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI: the formats of the service and of others
 _NAME = re.compile(r"\{(\w+)\}")  # a parameter in a path

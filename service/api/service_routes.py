@@ -1,7 +1,5 @@
 """The routes that run no models: probes, metrics, and the description and the change of the loaded models."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """The rerank format of Cohere's and Jina's clients: `documents` in, the best of them with their `relevance_score` out."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field

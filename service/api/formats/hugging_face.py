@@ -4,8 +4,6 @@ In Node, @huggingface/inference, the client for JavaScript, wraps a single input
 drops answers to more, or reports a wrong type. In a browser, its User-Agent is the browser's, so there it must be given single inputs.
 """
 
-from __future__ import annotations
-
 import operator
 from functools import partial, reduce
 from typing import Any

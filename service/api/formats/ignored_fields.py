@@ -1,7 +1,5 @@
 """Fields that clients of other services send next to `inputs`, and that change nothing here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wire format of KServe's V1 protocol, which Vertex AI uses too: a task's inputs as `instances`, answered by `predictions`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import ConfigDict, Field

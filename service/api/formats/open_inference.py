@@ -3,8 +3,6 @@
 A body or a response is JSON, followed by the binary tensors that the JSON describes.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The wire format of OpenAI's embeddings: `input` in, a list of vectors and the number of tokens out. Errors are objects."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar
 

@@ -3,8 +3,6 @@
 Its `/embed`, `/rerank` and `/similarity` are paths of the service itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """The playground: a page at `/` that runs every task in a browser. It serves static files; `forms.json` has the form of each task."""
 
-from __future__ import annotations
-
 import html
 from pathlib import Path
 
