@@ -10,25 +10,14 @@ import pytest
 from bertserve.service.bundle.graph_spec import ShapeBucket, ShapePlan
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.loading import load_model
-from bertserve.service.scheduling.records import ScheduledRequest
-from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
 from support import tiny
-from support.fakes import FakeRunner, record_runs
+from support.fakes import record_runs
+from support.scheduler_harness import Harness, on_loop
 
 THREADS = {"inference-0", "inference-1"}
 PLAN = ShapePlan(buckets=(ShapeBucket(length=16, rows=(1, 4)), ShapeBucket(length=32, rows=(1,))))
 SHAPES = {(1, 16), (4, 16), (1, 32)}
-
-
-def new_scheduler() -> Scheduler:
-    return Scheduler(RequestQueue(max_queue_tokens=1000, threads=2))
-
-
-async def run(scheduler: Scheduler, runner: FakeRunner, texts: int = 1) -> None:
-    now = scheduler.clock()
-    await scheduler.run(ScheduledRequest(runner, lambda results: (), now, now + 20, 8 * texts), [(8, None)] * texts)
 
 
 @pytest.mark.parametrize("provider", ["cuda", "cpu"])
@@ -42,7 +31,7 @@ async def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(
     path = tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
     settings = ModelSettings(provider=provider)
     expected = {(name, shape) for name in THREADS for shape in SHAPES} if provider != "cpu" else set()
-    scheduler, metrics = new_scheduler(), Metrics()
+    scheduler, metrics = Harness(threads=2).scheduler, Metrics()
     load_model(path, settings=settings, scheduler=scheduler, metrics=metrics)
     scheduler.start()
     assert {(name, shape) for name, shape in runs if name in THREADS} == expected
@@ -52,36 +41,35 @@ async def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(
     await scheduler.stop(0)
 
 
-async def test_requests_are_answered_between_setup_calls() -> None:
+@on_loop(threads=2)
+async def test_requests_are_answered_between_setup_calls(harness: Harness) -> None:
     """Those after a reload take seconds, and the requests of other models must not wait for all of it."""
     gates = [threading.Event() for _ in range(3)]
-    scheduler = new_scheduler()
-    scheduler.start()
-    setup = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda gate=gate: gate.wait(20) for gate in gates]))
+    calls = [lambda gate=gate: gate.wait(20) for gate in gates]
+    setup = asyncio.ensure_future(asyncio.to_thread(harness.scheduler.on_each_thread, calls))
     for gate in gates:
-        request = asyncio.ensure_future(run(scheduler, FakeRunner(lambda rows, length: 0.001)))
+        request = harness.submit("text")
         await asyncio.sleep(0)  # it waits before the threads end their call
         gate.set()
-        await asyncio.wait_for(request, 20)
-    await asyncio.wait_for(setup, 20)
-    await scheduler.stop(0)
+        await request
+    await setup
 
 
 async def test_a_setup_call_that_fails_ends_no_thread() -> None:
-    scheduler = new_scheduler()
-    scheduler.on_each_thread([lambda: 1 // 0])
-    scheduler.start()
-    await asyncio.wait_for(run(scheduler, FakeRunner(lambda rows, length: 0.001), texts=4), 20)
-    assert scheduler.ready
-    await scheduler.stop(0)
+    harness = Harness(threads=2)
+    harness.scheduler.on_each_thread([lambda: 1 // 0])
+    harness.scheduler.start()
+    await asyncio.wait_for(harness.run(*"abcd"), 20)
+    assert harness.scheduler.ready
+    await harness.scheduler.stop(0)
 
 
-async def test_setup_calls_end_when_the_service_stops() -> None:
-    scheduler, entry, gate = new_scheduler(), threading.Event(), threading.Event()
-    scheduler.start()
-    setup = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda: (entry.set(), gate.wait(20))]))
+@on_loop(threads=2)
+async def test_setup_calls_end_when_the_service_stops(harness: Harness) -> None:
+    entry, gate = threading.Event(), threading.Event()
+    setup = asyncio.ensure_future(asyncio.to_thread(harness.scheduler.on_each_thread, [lambda: (entry.set(), gate.wait(20))]))
     await asyncio.to_thread(entry.wait, 20)
-    stopping = asyncio.ensure_future(scheduler.stop(0))
-    await asyncio.wait_for(setup, 10)
+    stopping = asyncio.ensure_future(harness.scheduler.stop(0))
+    await setup
     gate.set()
     await stopping
