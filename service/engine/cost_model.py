@@ -1,7 +1,5 @@
 """CostModel: predicts the seconds of a run, which also decide whether a batch is worth its padding. It has no clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 

@@ -4,8 +4,6 @@ A small run takes 1.5 ms whatever its size, because its kernels start one by one
 ms with identical outputs (bench/results/2026-11-27-gpu.md). Its shapes, buffers and thread are fixed.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence

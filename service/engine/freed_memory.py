@@ -1,7 +1,5 @@
 """Returns freed memory to the system: glibc keeps tens of megabytes of freed blocks in the heaps of threads that tokenize and run."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time

@@ -1,7 +1,5 @@
 """The hardware of this machine: the name of its CPU, its GPU and the driver. It is independent of graphs and providers."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

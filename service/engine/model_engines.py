@@ -5,8 +5,6 @@ single caller would otherwise leave all inference threads but one idle. Short ru
 saves. The second session needs the memory of the matrices again, so it is created on first use.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from bisect import bisect_left

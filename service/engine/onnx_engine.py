@@ -4,8 +4,6 @@ A graph with a shape plan runs only in planned shapes: rows are padded to a plan
 number of rows. The outputs of additional rows are dropped.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """Opens ONNX Runtime sessions on the requested provider, or explains why it is unavailable. Only this module imports onnxruntime."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Loads verified bundles as models with warmed-up sessions, on the execution provider of this machine."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Registry: finds loaded models by name and by task, and chooses the default model of each task."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path

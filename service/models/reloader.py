@@ -1,7 +1,5 @@
 """Reloader: loads, reloads and unloads models without interrupting others. It follows the models folders; a loaded model never changes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """RequestProgress: the inputs of a request on their way from texts to results; Prediction: the answer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -65,7 +63,7 @@ class EncodingPayload:
     """
 
     encoding: Encoding
-    progress: RequestProgress
+    progress: "RequestProgress"
     index: int
     step: Step
     place: int
@@ -89,7 +87,7 @@ class RequestProgress:
 
     generators: Sequence[TaskGenerator]
     max_tokens: int
-    trace: RequestSpan | None = None
+    trace: "RequestSpan | None" = None
     steps: list[Step | None] = field(default_factory=list)
     held_tokens: int = 0
     cost: Cost = ZERO_COST

@@ -1,7 +1,5 @@
 """Predictor: answers rows with a model's tokenizer, task and engine on a pool of threads, without the queue of the service."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

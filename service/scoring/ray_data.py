@@ -1,7 +1,5 @@
 """`Scorer` for `map_batches` of Ray Data, and `bert-serve score --ray`."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads rows of JSON Lines, CSV, TSV and Parquet in blocks, and writes them with predictions."""
 
-from __future__ import annotations
-
 import csv
 import re
 from codecs import BOM_UTF8

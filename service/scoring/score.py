@@ -4,8 +4,6 @@ Each block becomes a part: `part-00042` has the rows of block 42 that have an an
 At the end, the parts become one file, and each file is complete when it appears. So a run that was killed continues with the same bytes.
 """
 
-from __future__ import annotations
-
 import filecmp
 import hashlib
 import json
@@ -62,7 +60,7 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
         raise StartError(f"{name} cannot be read or written ({error.strerror}); fix that, and run the same command again.") from error
 
 
-def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks: Iterable[rows.RowBlock], parts: Parts) -> int:
+def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks: Iterable[rows.RowBlock], parts: "Parts") -> int:
     """Scores all blocks, and returns the exit code, which is 3 if rows were rejected."""
     total = scored = warned = 0
     start = time.perf_counter()

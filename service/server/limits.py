@@ -1,7 +1,5 @@
 """LimitedProtocol: uvicorn's HTTP protocol with limits on the size and time of a request's head, and with one request at a time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus

@@ -4,8 +4,6 @@ A serving process loads the models, and answers requests until it is stopped. Th
 whose threads do not survive a fork. Therefore the modules that need them are imported only in the process that loads models.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -133,7 +131,7 @@ def serve_models(
 class Server(uvicorn.Server):
     """uvicorn with an orderly shutdown: a connection closes after each admitted request has its response, or an error of this service."""
 
-    def __init__(self, app: Application, state: AppState, on_ready: OnReady) -> None:
+    def __init__(self, app: "Application", state: "AppState", on_ready: OnReady) -> None:
         """Configures uvicorn; `serve_models` describes the arguments."""
         super().__init__(configure(app, state.settings, app.refuse))
         self._state = state
@@ -202,7 +200,7 @@ class Server(uvicorn.Server):
                 logger.error("cannot reload the certificate: %s", error)
         self._refresh = asyncio.create_task(self._state.reloader.refresh())  # the loop itself keeps no reference to a task
 
-    def _line(self, model: Model) -> str:
+    def _line(self, model: "Model") -> str:
         """Returns the line about a model that is printed at startup; it includes the endpoints whose default it is."""
         from bertserve.service.tasks.catalog import TASKS
 

@@ -1,7 +1,5 @@
 """ResponseTransport: the transport of a connection to a client."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The process of a worker: it serves until its parent process stops it, or has ended."""
 
-from __future__ import annotations
-
 import faulthandler
 import math
 import os

@@ -3,8 +3,6 @@
 The parent imports neither onnxruntime nor numpy, whose threads do not survive a fork. It blocks signals, and takes them in its loop.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
