@@ -155,7 +155,10 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "two types": (post(b"content-type: application/json", b"content-type: application/x-ndjson"), [400]),
     "two encodings": (post(b"content-encoding: gzip", b"content-encoding: identity"), [400]),
     "two deadlines": (post(b"x-request-timeout-ms: 1", b"x-request-timeout-ms: 1000"), [400]),
-    "two lengths of the JSON": (post(b"inference-header-content-length: 1", b"inference-header-content-length: 2"), [400]),
+    "two lengths of the JSON": (
+        post(b"inference-header-content-length: 1", b"inference-header-content-length: 2", path=b"/v2/models/classifier/infer"),
+        [400],
+    ),
     # request line
     "HTTP/0.9": (b"GET /health\r\n\r\n", [400]),
     "HTTP/0.9, only its line": (b"GET /health\r\n", []),
