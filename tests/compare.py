@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from bertserve.bench import BenchError, generator
 from bertserve.bench.raw_loop import WARM_UP_SHARE, RawFeed, RawLoop
 from bertserve.bench.target import OK, Body, Target, build_bodies, parse_url
+from support import metric
 from support.replica import ServeProcess, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
@@ -137,12 +138,8 @@ def _cpu_s(pid: int) -> float:
 def _batch_rows(replica: ServeProcess) -> tuple[float, float]:
     """Returns the rows of all runs so far, and the number of runs."""
     with urllib.request.urlopen(f"{replica.url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    rows, runs = (
-        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"bertserve_batch_rows_{name}"))
-        for name in ("sum", "count")
-    )
-    return rows, runs
+        page = answer.read().decode()
+    return metric(page, "batch_rows_sum"), metric(page, "batch_rows_count")
 
 
 def _graph_s(bundle: Path, bodies: Sequence[Body], rows: float, seconds: float) -> float:

@@ -1,16 +1,13 @@
 """@huggingface/inference for JavaScript: all its methods for the tasks of the service, run by node (`calls.mjs`)."""
 
 import json
-import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-HERE = Path(__file__).parent
-NODE = shutil.which("node")
+from conftest import HERE, NODE
 
 pytestmark = pytest.mark.skipif(
     NODE is None or not (HERE / "node_modules/@huggingface/inference").is_dir(), reason="needs node and npm's @huggingface/inference"

@@ -14,17 +14,13 @@ STAGED = ("text-classification", "token-classification", "question-answering", "
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_downloads() -> Iterator[None]:
-    """Makes exports download nothing; the variable HF_HUB_OFFLINE is only read at the first import."""
+def quick_export_without_downloads() -> Iterator[None]:
+    """Makes exports use TorchScript (0.2 s per tiny model) instead of dynamo (3 s); tests of the tracers choose their own.
+
+    They download nothing; the variable HF_HUB_OFFLINE is only read at the first import.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_tracer() -> Iterator[None]:
-    """Makes exports use TorchScript (0.2 s per tiny model) instead of dynamo (3 s); tests of the tracers choose their own."""
-    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertserve.export.onnx_trace.TRACERS", ("torchscript",))
         yield
 

@@ -11,19 +11,11 @@ import pytest
 from bertserve.export import cli
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
 from support import tiny
-from support.bundles import FAST, FEW_TEXTS, Run, assert_exit, contents, left_in
+from support.bundles import FAST, FEW_TEXTS, Run, assert_exit, contents, left_in, usage_error
 from support.checkpoints import bert
 from support.sound_bundles import sound
 
 pytestmark = pytest.mark.torch
-
-
-def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Returns the command's error message for wrong arguments, and asserts exit code 2."""
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(list(map(str, arguments)))
-    assert exit_.value.code == 2
-    return capsys.readouterr().err
 
 
 def test_progress_goes_to_stderr_and_the_validation_to_stdout(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:

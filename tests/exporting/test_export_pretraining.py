@@ -17,9 +17,9 @@ from bertserve.export.checkpoint.checkpoint import count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import Bundle
-from support import tiny
+from support import json_lines, tiny
 from support.app_client import call_fresh, error_of
-from support.bundles import Verify, exported, json_lines
+from support.bundles import Verify, exported
 from support.checkpoints import POSITIONS, SIZES, bert, edit_json, save
 
 pytestmark = pytest.mark.torch

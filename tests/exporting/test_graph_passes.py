@@ -301,30 +301,23 @@ def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
     assert_same(path, tmp_path / "packed.onnx")
 
 
-def test_hidden_units_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["hidden units", "input channels"])
+def test_hidden_units_and_input_channels_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path, part: str) -> None:
+    hidden = part == "hidden units"
     model = rewrite.load(classifier.packed)
     block = next(iter(graph_edits.feed_forward_blocks(model.graph).values()))
-    name, (weight, _) = block[0].weight.name, block[0].arrays()
-    peak = np.random.default_rng(0).permutation(weight.shape[1]).astype(np.float32)
-    graph_edits.split_hidden_units(model.graph, block, peak)
-    rewrite.save(model, tmp_path / "split.onnx")
-    largest = peak >= len(peak) - graph_edits.HIDDEN_UNITS
-
-    np.testing.assert_array_equal(weight[:, largest], graph_constant(tmp_path / "split.onnx", f"{name}/float"))
-    for feed, mask in batches(classifier):
-        assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
-
-
-def test_input_channels_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path) -> None:
-    model = rewrite.load(classifier.packed)
-    layer = next(layer for layer in map(rewrite.as_linear, model.graph) if layer is not None)
+    layer = block[0] if hidden else next(layer for layer in map(rewrite.as_linear, model.graph) if layer is not None)
     name, (weight, _) = layer.weight.name, layer.arrays()
-    peak = np.random.default_rng(0).permutation(weight.shape[0]).astype(np.float32)
-    graph_edits.split_input_channels(model.graph, layer, peak)
+    peak = np.random.default_rng(0).permutation(weight.shape[1 if hidden else 0]).astype(np.float32)
+    if hidden:
+        graph_edits.split_hidden_units(model.graph, block, peak)
+    else:
+        graph_edits.split_input_channels(model.graph, layer, peak)
     rewrite.save(model, tmp_path / "split.onnx")
-    largest = peak >= len(peak) - graph_edits.INPUT_CHANNELS
+    largest = peak >= len(peak) - (graph_edits.HIDDEN_UNITS if hidden else graph_edits.INPUT_CHANNELS)
+    expected, stored = (weight[:, largest], f"{name}/float") if hidden else (weight[largest], f"{name}/outlying")
 
-    np.testing.assert_array_equal(weight[largest], graph_constant(tmp_path / "split.onnx", f"{name}/outlying"))
+    np.testing.assert_array_equal(expected, graph_constant(tmp_path / "split.onnx", stored))
     for feed, mask in batches(classifier):
         assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
 

@@ -13,8 +13,7 @@ from bertserve.export.errors import UsageError
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.files import load_bundle
-from support import tiny
-from support.bundles import json_lines
+from support import json_lines, tiny
 from support.checkpoints import numbered_texts
 from support.staged import Staged
 

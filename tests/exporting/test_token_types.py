@@ -16,9 +16,9 @@ import transformers
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.tasks import multiple_choice
-from support import families
+from support import families, json_lines
 from support.app_client import call_fresh, error_of
-from support.bundles import FAST, Run, Service, Verify, exported, json_lines, refused
+from support.bundles import FAST, Run, Service, Verify, exported, refused
 from support.checkpoints import edit_json, edit_weights
 from support.families import ALL_HEADS, FAMILIES, Family
 from support.task_runs import answer_input, classify_input

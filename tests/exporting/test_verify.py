@@ -15,7 +15,7 @@ import pytest
 from bertserve.export import cli
 from bertserve.service.bundle.files import MANIFEST_FILE, load_bundle
 from support import tiny
-from support.bundles import FEW_TEXTS, Verify, exported
+from support.bundles import FEW_TEXTS, Verify, exported, usage_error
 from support.sound_bundles import FP32, TEXTS, data, sound, store_digests, store_example, with_gpu_graph, without_gpu
 
 
@@ -100,11 +100,13 @@ def test_a_false_claim_of_batch_invariance_fails(tmp_path: Path, verify: Verify)
     assert verify(tiny.edit(path, lambda manifest: manifest["graphs"][0].update(batch_invariant=False)))[0] == 0
 
 
-def test_a_provider_without_a_graph_fails(tmp_path: Path, verify: Verify) -> None:
-    code, checks = verify(sound(tmp_path), "--provider", "cpu,tensorrt")
+@pytest.mark.parametrize(("flag", "value", "missing"), [("--provider", "cpu,tensorrt", "tensorrt"), ("--precision", "fp32,fp16", "fp16")])
+def test_a_requested_graph_that_the_bundle_lacks_fails(tmp_path: Path, verify: Verify, flag: str, value: str, missing: str) -> None:
+    code, checks = verify(sound(tmp_path), flag, value)
 
-    assert (code, passed(checks)) == (1, {"files": True, "graphs": False})
-    assert all(fact in checks["graphs"]["detail"] for fact in ("tensorrt", "cpu/fp32"))
+    assert code == 1
+    assert passed(checks) == {"files": True, "graphs": False}
+    assert all(fact in checks["graphs"]["detail"] for fact in (missing, "cpu/fp32"))
 
 
 @without_gpu
@@ -160,11 +162,8 @@ def test_another_precision_can_give_another_example_result(tmp_path: Path, verif
         "B --module a.py:make --trust-module --revision v1",
     ],
 )
-def test_a_wrong_flag_is_a_usage_error(flags: str) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(["verify", *flags.split()])
-
-    assert exit_.value.code == 2
+def test_a_wrong_flag_is_a_usage_error(capsys: pytest.CaptureFixture[str], flags: str) -> None:
+    usage_error(capsys, "verify", *flags.split())
 
 
 def test_a_missing_torch_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from bertserve.export import cli
 from bertserve.export.tasks import text_classification
 from support import tiny
 from support.bundles import Array, Verify, edit_constant
-from support.sound_bundles import FP32, TEXTS, answer, data, regression, sound, store_digests, store_example, with_gpu_graph, without_gpu
+from support.sound_bundles import FP32, TEXTS, answer, data, sound, store_digests, store_example, with_gpu_graph, without_gpu
 
 
 def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Verify) -> None:
@@ -42,13 +42,6 @@ def test_only_the_graphs_of_a_precision_are_checked_still_against_the_fp32_graph
 
     assert set(checks) == {"files", "data", *(name for name in all_checks if name.endswith(" cpu/int8"))}
     assert checks["agreement cpu/int8"]["metrics"] == all_checks["agreement cpu/int8"]["metrics"]
-
-
-def test_a_precision_that_the_bundle_lacks_fails(tmp_path: Path, verify: Verify) -> None:
-    code, checks = verify(sound(tmp_path), "--precision", "fp32,fp16")
-
-    assert code == 1
-    assert False is checks["graphs"]["passed"]
 
 
 @pytest.mark.parametrize(("seed", "passed"), [(0, True), (1, False)])
@@ -275,7 +268,7 @@ def test_accuracy_is_the_share_of_correct_labels(tmp_path: Path, verify: Verify,
 
 def test_an_undefined_correlation_is_explained(tmp_path: Path, verify: Verify) -> None:
     same = labeled(tmp_path, [1] * len(TEXTS))
-    _, of_values = verify(regression(tmp_path / "values"), "--data", same)
+    _, of_values = verify(sound(tmp_path / "values", labels=("value",), activation="none"), "--data", same)
     _, of_labels = verify(sound(tmp_path), "--data", same)
 
     for checks, name, kind in (
@@ -292,7 +285,7 @@ def test_an_undefined_correlation_is_explained(tmp_path: Path, verify: Verify) -
 def test_a_regression_with_a_sigmoid_is_explained(tmp_path: Path, verify: Verify, largest: int) -> None:
     """A checkpoint that is not declared as a regression gives 0 to 1, which does not fit labels up to 5."""
     lines = labeled(tmp_path, [largest * i / 5 for i in range(len(TEXTS))])
-    _, checks = verify(regression(tmp_path, "sigmoid"), "--data", lines)
+    _, checks = verify(sound(tmp_path, labels=("value",), activation="sigmoid"), "--data", lines)
 
     for name in ("Pearson correlation cpu/fp32", "mean absolute error cpu/fp32"):
         assert ("problem_type" in checks[name]["detail"]) is (largest > 1)

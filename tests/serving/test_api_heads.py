@@ -26,14 +26,6 @@ def test_token_vectors_are_pooled_with_the_requested_method(api: Send) -> None:
     np.testing.assert_allclose([expected["mean"]], result_of(api, EMBED, "a good film"), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("layers", "value"),
-    [([-5], "`layers` has -5, .* -4, -3, -2, -1;"), ([3], "`layers` has 3, "), ([-1, -2, -1], r"\[-1, -2, -1\]")],
-)
-def test_missing_layers_and_repeated_layers_are_refused(api: Send, layers: list[int], value: str) -> None:
-    assert re.search(value, error_of_inputs(api, EMBED, "a good film", layers=layers))
-
-
 def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:
     """The official client's flat keys have the same effect as the same names in `parameters`. Conflicting values are an error."""
     flat = result(api, EMBED, inputs="a good film", normalize=True, dimensions=3, truncate=None, encoding_format="float")
@@ -88,20 +80,22 @@ def test_labels_can_be_a_text_with_commas(api: Send) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "value"),
+    ("path", "parameters", "value"),
     [
-        ({"candidate_labels": []}, "`parameters.candidate_labels`"),
-        ({"candidate_labels": " , "}, "`parameters.candidate_labels`"),
-        ({"candidate_labels": ["good", " "]}, "`parameters.candidate_labels`"),
-        ({"candidate_labels": ["good", "bad", "good"]}, "items 0 and 2"),
-        ({**LABELS, "hypothesis_template": "It is."}, "`parameters.hypothesis_template`"),
-        ({**LABELS, "hypothesis_template": "{} {}"}, "`parameters.hypothesis_template`"),
-        ({**LABELS, "hypothesis_template": "{0.__class__}"}, "`parameters.hypothesis_template`"),
-        ({"candidate_labels": [" ".join(["good"] * 29)]}, "`good good"),
+        *((ZERO_SHOT, {"candidate_labels": labels}, r"`parameters\.candidate_labels`") for labels in ([], " , ", ["good", " "])),
+        (ZERO_SHOT, {"candidate_labels": ["good", "bad", "good"]}, "items 0 and 2"),
+        *(
+            (ZERO_SHOT, LABELS | {"hypothesis_template": template}, r"`parameters\.hypothesis_template`")
+            for template in ("It is.", "{} {}", "{0.__class__}")
+        ),
+        (ZERO_SHOT, {"candidate_labels": [" ".join(["good"] * 29)]}, "`good good"),
+        (EMBED, {"layers": [-5]}, "`layers` has -5, .* -4, -3, -2, -1;"),
+        (EMBED, {"layers": [3]}, "`layers` has 3, "),
+        (EMBED, {"layers": [-1, -2, -1]}, r"\[-1, -2, -1\]"),
     ],
 )
-def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], value: str) -> None:
-    assert value in error_of_inputs(api, ZERO_SHOT, "a good film", **parameters)
+def test_invalid_labels_and_layers_are_refused(api: Send, path: str, parameters: dict[str, Any], value: str) -> None:
+    assert re.search(value, error_of_inputs(api, path, "a good film", **parameters))
 
 
 @pytest.mark.parametrize("path", ["/ner", "/answer"])

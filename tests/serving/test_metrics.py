@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 
 from bertserve.service.auth import Authenticator
-from bertserve.service.build import build
-from bertserve.service.settings import Settings
 from support import metric, tiny
 from support.app_client import busy_client, fake_service, keys, serving, state_of
 from support.fakes import FakeEngine
@@ -17,8 +15,8 @@ async def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:
     tiny.bundle(tmp_path / "models")
     key = {"authorization": "Bearer swordfish"}
 
-    settings = Settings(models=tmp_path / "models", max_body_bytes=4096, max_chars=4096)
-    async with serving(build(settings), auth=Authenticator(keys(tmp_path, "swordfish"))) as client:
+    state = state_of(tmp_path / "models", max_body_bytes=4096, max_chars=4096)
+    async with serving(state, auth=Authenticator(keys(tmp_path, "swordfish"))) as client:
         await client.post("/classify", json={"inputs": "good"}, headers=key)
         await client.post("/classify", json={"inputs": "good"})
         await client.post("/classify", content=b" " * 5000, headers=key)

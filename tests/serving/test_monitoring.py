@@ -19,8 +19,6 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bertserve.service.build import build
-from bertserve.service.settings import Settings
 from support import ROOT, tiny
 from support.app_client import run_with_client, serving, state_of
 from support.replica import ServeProcess, running
@@ -130,12 +128,11 @@ async def test_other_texts_are_drift(tmp_path: Path) -> None:
     rng = random.Random(5)
     usual, same, other = ([" ".join(rng.choices(tiny.WORDS[:12], k=length)) for _ in range(400)] for length in (2, 2, 20))
     path = tiny.calibrate(tiny.bundle(tmp_path / "models"), scale=[2.0])
-    settings = Settings(models=tmp_path / "models", max_inputs=400)
-    async with serving(build(settings)) as client:
+    async with serving(state_of(path.parent, max_inputs=400)) as client:
         answer = (await client.post("/classify", json={"inputs": usual, "parameters": {"top_k": 1}})).json()
     counts = np.histogram([best["score"] for [best] in answer], bins=20, range=(0, 1))[0]
     tiny.calibrate(path, scale=[2.0], score_counts=counts.tolist())
-    async with serving(build(settings)) as client:
+    async with serving(state_of(path.parent, max_inputs=400)) as client:
         pages = [(await client.get("/metrics")).text]
         for texts in (same, other[:100], other):
             await client.post("/classify", json={"inputs": texts})

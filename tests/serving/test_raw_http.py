@@ -28,11 +28,6 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     assert [line for line in log.splitlines() if "ERROR" in line or "Traceback" in line] == []
 
 
-@pytest.fixture(name="address", scope="module")
-def address_of_the_service(service: ServeProcess) -> tuple[str, int]:
-    return service.address
-
-
 @pytest.fixture(name="bystander", scope="module")
 def another_client(service: ServeProcess) -> Iterator[httpx.Client]:
     """Yields a client that sends only valid requests over one connection."""
@@ -58,11 +53,11 @@ def assert_serves_on(bystander: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", raw_http.CORPUS)
-def test_odd_bytes_get_the_expected_answers(address: tuple[str, int], bystander: httpx.Client, name: str) -> None:
+def test_odd_bytes_get_the_expected_answers(service: ServeProcess, bystander: httpx.Client, name: str) -> None:
     """Bytes in a body, or after an unreadable request, are not treated as a request."""
     messages_, expected = raw_http.CORPUS[name]
     messages = [messages_.removesuffix(raw_http.CLEAN), raw_http.CLEAN] if expected[1:] else [messages_]
-    answers = exchange(address, *messages, count=len(expected))
+    answers = exchange(service.address, *messages, count=len(expected))
     assert [answer.status for answer in answers] == expected
     assert "smuggled" not in {answer.headers["x-request-id"] for answer in answers}
     for answer in answers:
@@ -70,11 +65,11 @@ def test_odd_bytes_get_the_expected_answers(address: tuple[str, int], bystander:
     assert_serves_on(bystander)
 
 
-def test_hostile_bytes_do_not_affect_other_connections(address: tuple[str, int], bystander: httpx.Client) -> None:
+def test_hostile_bytes_do_not_affect_other_connections(service: ServeProcess, bystander: httpx.Client) -> None:
     @hostile.cases(SHARE)
     @given(data=raw_http.connections())
     def check(data: bytes) -> None:
-        answers = exchange(address, data)
+        answers = exchange(service.address, data)
         assert len(answers) <= 1, data
         for answer in answers:
             assert_clear(answer, data)

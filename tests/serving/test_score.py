@@ -18,15 +18,15 @@ import pytest
 from bertserve.service.cli import main
 from bertserve.service.scoring import rows
 from bertserve.service.tasks.catalog import TASKS
-from support import tiny
+from support import json_lines, tiny
 from support.app_client import LONG, assert_same, result, result_of
-from support.scored import TEXTS, read_rows, run, write_lines
+from support.scored import TEXTS, read_rows, run
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 
 
 def test_an_unknown_bundle_is_not_searched_on_the_hub(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_lines(tmp_path / "in.csv", ["text", "good"])
+    source = json_lines(tmp_path / "in.csv", "text\ngood\n")
     for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):
         assert main(["score", "--models", str(folder), "--model", name, str(source), str(tmp_path / "out.csv")]) == 2
         assert f"`{name}` in `{folder}`; " in (message := capsys.readouterr().err) and hint in message
@@ -68,7 +68,7 @@ def test_a_csv_has_all_independent_values(
 ) -> None:
     """There is no best one of several regression values, or of labels that exclude no other."""
     tiny.bundle(tmp_path, activation=activation, labels=labels)
-    source = write_lines(tmp_path / "in.csv", ["text", "good"])
+    source = json_lines(tmp_path / "in.csv", "text\ngood\n")
     assert run(tmp_path, source, tmp_path / "out.csv", "--parameters", json.dumps(parameters)) == 0
     [row] = read_rows(tmp_path / "out.csv")
     assert list(row) == ["text", *columns, "warnings"]
@@ -77,7 +77,7 @@ def test_a_csv_has_all_independent_values(
 
 def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, task="feature-extraction")
-    source = write_lines(tmp_path / "in.jsonl", [{"source_sentence": "good", "sentences": '"My secret"'}])
+    source = json_lines(tmp_path / "in.jsonl", {"source_sentence": "good", "sentences": '"My secret"'})
     assert run(tmp_path, source, tmp_path / "out.jsonl", "--task", "similarity") == 3
     [rejection] = read_rows(tmp_path / "out.jsonl.rejected.jsonl")
     assert "`sentences`" in rejection["error"] and "secret" not in rejection["error"]
@@ -85,7 +85,7 @@ def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) ->
 
 def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Path) -> None:
     """Such a row would otherwise be answered as a single text. An empty value still means that there is no second text."""
-    source = write_lines(tmp_path / "in.jsonl", ['{"a": "good", "b": "bad"}', '{"a": "good"}', '{"a": "good", "b": null}'])
+    source = json_lines(tmp_path / "in.jsonl", {"a": "good", "b": "bad"}, {"a": "good"}, {"a": "good", "b": None})
     assert run(models, source, tmp_path / "out.jsonl", "--columns", '{"text": "a", "text_pair": "b"}') == 3
     assert [row["row"] for row in read_rows(tmp_path / "out.jsonl.rejected.jsonl")] == [2]
     assert len(read_rows(tmp_path / "out.jsonl")) == 2
@@ -94,13 +94,13 @@ def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Pa
 @pytest.mark.parametrize("name", ["query", "model"])
 def test_parameters_cannot_replace_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     tiny.bundle(tmp_path, labels=("relevant",))
-    source = write_lines(tmp_path / "in.jsonl", ['{"query": "a film", "texts": ["a book", "good"]}'])
+    source = json_lines(tmp_path / "in.jsonl", {"query": "a film", "texts": ["a book", "good"]})
     assert run(tmp_path, source, tmp_path / "out.jsonl", "--task", "rerank", "--parameters", json.dumps({name: "tiny"})) == 2
     assert f"`{name}`" in capsys.readouterr().err
 
 
 def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [f'{{"id": {i}.10, "text": "{text}"}}' for i, text in enumerate(TEXTS)])
+    source = json_lines(tmp_path / "in.jsonl", *(f'{{"id": {i}.10, "text": "{text}"}}\n' for i, text in enumerate(TEXTS)))
 
     assert run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}') == 0
 
@@ -148,7 +148,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
     source, output = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
     columns = {f"my {name}": value for name, value in row.items()}
     if suffix == "jsonl":
-        write_lines(source, [columns])
+        json_lines(source, columns)
     elif suffix == "parquet":
         pq.write_table(pa.Table.from_pylist([columns]), source)
     else:
@@ -175,7 +175,7 @@ def without_nulls(value: Any) -> Any:
 def test_a_setting_without_effect_is_refused(
     models: Path, tmp_path: Path, flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
+    source = json_lines(tmp_path / "in.jsonl", {"text": "good"})
     with pytest.raises(SystemExit) as exit_info:
         run(models, source, tmp_path / "out.jsonl", *flag)
     assert exit_info.value.code == 2
@@ -185,7 +185,7 @@ def test_a_setting_without_effect_is_refused(
 
 
 def test_a_truncated_or_empty_text_gets_a_warning(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}, {"text": " "}])
+    source = json_lines(tmp_path / "in.jsonl", {"text": "good"}, {"text": LONG}, {"text": " "})
     assert run(models, source, tmp_path / "out.jsonl") == 0
     good, truncated, empty = (row["warnings"] for row in read_rows(tmp_path / "out.jsonl"))
     assert good == []
@@ -408,7 +408,7 @@ def test_the_format_of_the_output_can_differ_from_its_name(models: Path, tmp_pat
 def test_the_output_can_be_stdout_if_rejected_rows_have_a_file(
     models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
+    source = json_lines(tmp_path / "in.jsonl", {"text": "good"}, {"text": 1})
     assert run(models, source, Path("-")) == 2
     assert run(models, source, tmp_path / "out.jsonl") == 3
     capfdbinary.readouterr()
@@ -424,7 +424,7 @@ def test_the_output_can_be_stdout_if_rejected_rows_have_a_file(
 
 
 def test_rows_with_an_empty_text_are_rejected_on_request(models: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": " "}, {"text": ""}])
+    source = json_lines(tmp_path / "in.jsonl", {"text": "good"}, {"text": " "}, {"text": ""})
     assert run(models, source, tmp_path / "out.jsonl", "--empty", "reject") == 3
 
     assert [line["text"] for line in read_rows(tmp_path / "out.jsonl")] == ["good"]

@@ -22,8 +22,8 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError
 from bertserve.service.scoring import predictor
 from bertserve.service.scoring.score import Parts
-from support import tiny
-from support.scored import TEXTS, read_rows, run, write_lines
+from support import json_lines, tiny
+from support.scored import TEXTS, read_rows, run
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 
@@ -71,7 +71,7 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
     elif suffix == "csv":
         source.write_text("".join(f"{text}\n" for text in ("text", *(row["text"] for row in rows))))
     else:
-        write_lines(source, rows)
+        json_lines(source, *rows)
     rejections_file = tmp_path / f"{output.name}.rejected.jsonl"
     limit = ("--max-chars", "200")
     assert run(models, source, output, *limit) == 3
@@ -116,7 +116,7 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
 def test_the_parts_of_other_options_or_of_another_input_are_not_used(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    source, output = json_lines(tmp_path / "in.jsonl", *({"text": text} for text in TEXTS)), tmp_path / "out.jsonl"
     with failing_at(2, OSError(errno.ENOSPC, "No space left on device")):
         assert run(models, source, output) == 1
     assert "(No space left on device)" in capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_a_resumed_run_rejects_the_same_types_of_predictions(tmp_path: Path, ind
 
 
 def test_an_input_that_grows_during_the_run_stops_it(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    source, output = json_lines(tmp_path / "in.jsonl", *({"text": text} for text in TEXTS)), tmp_path / "out.jsonl"
 
     def grow(index: int) -> None:
         if index == 5:
@@ -167,7 +167,7 @@ def test_a_run_with_too_many_rejected_rows_stops_and_a_larger_limit_continues_it
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first part of 16 rows has 9 rejected rows. No file prevents another run."""
-    source = write_lines(tmp_path / "in.jsonl", [{"text": text} if index % 5 < 2 else {"txt": text} for index, text in enumerate(TEXTS)])
+    source = json_lines(tmp_path / "in.jsonl", *({"text": text} if index % 5 < 2 else {"txt": text} for index, text in enumerate(TEXTS)))
     assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "5") == 1
     assert "row 3 because" in (message := capsys.readouterr().err) and "`txt`" in message
     assert set(os.listdir(tmp_path)) == {"in.jsonl", "models"}
@@ -180,7 +180,7 @@ def test_a_run_with_too_many_rejected_rows_stops_and_a_larger_limit_continues_it
 
 @pytest.mark.parametrize("kind", ["file", "device", "folder", "input", "link to nothing"])
 def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -> None:
-    source, other = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}]), tmp_path / "other.jsonl"
+    source, other = json_lines(tmp_path / "in.jsonl", {"text": "good"}, {"text": 1}), tmp_path / "other.jsonl"
     if kind == "file":
         other.write_text("mine")
     elif kind == "input":
@@ -197,7 +197,7 @@ def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -
 
 def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp_path: Path) -> None:
     """After it is moved, the run only joins its parts."""
-    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    source, output = json_lines(tmp_path / "in.jsonl", *({"text": text} for text in TEXTS)), tmp_path / "out.jsonl"
     with before_each_write(lambda index: output.write_text("mine")):
         assert run(models, source, output) == 2
     assert output.read_text() == "mine"
@@ -220,7 +220,7 @@ def test_the_number_of_parts_is_not_limited_by_open_files(models: Path, tmp_path
 
 def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: Path) -> None:
     """The second run ends within the first one, and removes the parts. The first one fails, and can be repeated."""
-    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    source, output = json_lines(tmp_path / "in.jsonl", *({"text": text} for text in TEXTS)), tmp_path / "out.jsonl"
     codes: list[int] = []
 
     def other(index: int) -> None:
@@ -238,7 +238,7 @@ def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: 
 
 @pytest.mark.parametrize("after", [0, 1])
 def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: int) -> None:
-    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    source, output = json_lines(tmp_path / "in.jsonl", *({"text": text} for text in TEXTS)), tmp_path / "out.jsonl"
     with failing_at(after, KeyboardInterrupt()):
         assert run(models, source, output) == 130
     assert len(list(tmp_path.glob("out.jsonl.parts-*"))) == after
@@ -247,7 +247,7 @@ def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: in
 
 
 def test_sigterm_stops_a_run_to_stdout_without_leftovers(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS])
+    source = json_lines(tmp_path / "in.jsonl", *({"text": text} for text in TEXTS))
     stop = before_each_write(lambda index: index == 1 and signal.raise_signal(signal.SIGTERM))
     with stop, pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
         run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected.jsonl"))
@@ -271,7 +271,7 @@ def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkey
 
     monkeypatch.setattr(OnnxEngine, "run", count_call)
     monkeypatch.setattr(predictor, "BLOCK_ROWS", 64)
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "a [MASK] film" + " good" * (index % 20)} for index in range(64)])
+    source = json_lines(tmp_path / "in.jsonl", *({"text": "a [MASK] film" + " good" * (index % 20)} for index in range(64)))
     assert run(tmp_path / "models", source, tmp_path / "out.jsonl", "--threads", "1", "--max-batch-tokens", "64") == 0
     assert len(references) > 2 * max(alive)
 
@@ -286,7 +286,7 @@ def test_only_the_row_that_the_graph_cannot_score_is_rejected(models: Path, tmp_
 
     monkeypatch.setattr(OnnxEngine, "run", fail)
     texts = ["good", "a good bad film very", "bad film", "good book the"]
-    source = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    source = json_lines(tmp_path / "in.jsonl", *({"text": text} for text in texts))
     assert run(models, source, tmp_path / "out.jsonl") == 3
     assert [row["row"] for row in read_rows(tmp_path / "out.jsonl.rejected.jsonl")] == [2]
     assert [row["text"] for row in read_rows(tmp_path / "out.jsonl")] == [texts[0], texts[2], texts[3]]
@@ -301,7 +301,7 @@ def test_a_run_reads_from_a_pipe_and_resumes_after_a_signal(models: Path, tmp_pa
     assert len(read_rows(tmp_path / "out.jsonl")) == 3
     (tmp_path / "out.jsonl").unlink()
 
-    source = write_lines(tmp_path / "in.jsonl", [{"text": f"{text} {i}"} for i in range(300) for text in TEXTS])
+    source = json_lines(tmp_path / "in.jsonl", *({"text": f"{text} {i}"} for i in range(300) for text in TEXTS))
     subprocess.run([*command, source, tmp_path / "whole.jsonl"], check=True, capture_output=True)
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 128 + signal.SIGTERM)):
         before = set(tmp_path.glob("out.jsonl.parts-*/part-?????"))

@@ -102,9 +102,10 @@ def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: s
         ("--tls-cert=a.pem", ("--tls-cert", "--tls-key")),
         ("--tls-key=a.pem", ("--tls-cert", "--tls-key")),
         ("--default classify=a,classify=b", ("`classify`",)),
+        ("--cors-origin app.example.com", ("such as https://",)),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(flags: str, names: tuple[str, ...]) -> None:
+def test_the_error_for_refused_settings_shows_values_and_other_settings(flags: str, names: tuple[str, ...]) -> None:
     with pytest.raises(SettingsError) as error:
         parse(Settings, flags.split())
     assert [name for name in names if name not in error.value.message] == []
@@ -136,11 +137,6 @@ def test_a_value_out_of_range_or_of_a_wrong_form_is_refused(flag: str, value: st
     with pytest.raises(SettingsError) as error:
         parse(Settings, [f"{flag}={value}"])
     assert error.value.message.startswith(f"{flag} (or BERT_SERVE_{flag[2:].upper().replace('-', '_')}) is `{value}`: ")
-
-
-def test_the_error_for_an_invalid_origin_shows_a_valid_one() -> None:
-    with pytest.raises(SettingsError, match="such as https://"):
-        parse(Settings, ["--cors-origin", "app.example.com"])
 
 
 FILE = """
@@ -217,27 +213,21 @@ def test_commands_read_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ('config = "other.toml"', "unknown setting"),
         ("[serve]\nport = 1", "unknown setting"),
         ("json = true", "unknown setting"),
+        *((f"port = {value}", "`port`") for value in ("70000", '"http"')),
+        ("access_log = 2", "`access_log`"),
+        *((f"models = {value}", "`models`") for value in ("[]", '["a", 1]')),
+        ('precision = "fp8"', "`precision`"),
+        ('default = "classify"', "`default`"),
+        *((text, "TOML") for text in ("port = ", "port: 1", "[", b"\xff\xfe", "port = 1\nport = 2")),
     ],
 )
-def test_an_unknown_key_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path, text: str | bytes, words: str) -> None:
+    """A key is unknown, a value is invalid, or the file is not TOML."""
     assert words in config_error(tmp_path / "f", text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["port = 70000", 'port = "http"', "access_log = 2", "models = []", 'models = ["a", 1]', 'precision = "fp8"', 'default = "classify"'],
-)
-def test_an_invalid_value_is_refused(tmp_path: Path, text: str) -> None:
-    assert f"`{text.partition(' = ')[0]}`" in config_error(tmp_path / "f", text)
 
 
 def test_the_flag_is_named_if_it_is_wrong_too(tmp_path: Path) -> None:
     assert "--port (or " in config_error(tmp_path / "f", "port = 70000", "--port", "x")
-
-
-@pytest.mark.parametrize("text", ["port = ", "port: 1", "[", b"\xff\xfe", "port = 1\nport = 2"])
-def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str | bytes) -> None:
-    assert "TOML" in config_error(tmp_path / "f", text)
 
 
 @pytest.mark.parametrize("name", ["none", "."])

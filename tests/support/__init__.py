@@ -1,9 +1,11 @@
 """Helpers of the tests. The modules start services, make bundles and checkpoints, and send requests."""
 
+import json
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +22,12 @@ def variables(path: Path) -> dict[str, str]:
     """Returns the variables of an environment file."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
+
+
+def json_lines(path: Path, *lines: Any) -> Path:
+    """Writes a JSON Lines file and returns its path; strings are written unchanged, other values as JSON."""
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
 
 
 def metric(page: str, name: str, **labels: str) -> float:

@@ -16,7 +16,7 @@ import httpx
 
 from bertserve.bench.generator import Load
 from bertserve.bench.target import Body, Target, parse_url
-from support import metric, wait_until
+from support import wait_until
 from support.replica import PROXIES, HAProxy, Proxy, ServeProcess, is_ready, replicas
 
 LIMIT_S = 60
@@ -83,7 +83,3 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
             running.result(LIMIT_S)
     result.outcomes.update(record.outcome for record in generator.records)
     result.waits += [record.ended - record.sent for record in generator.records]
-
-
-def entries(replica: ServeProcess) -> float:
-    return metric(httpx.get(f"{replica.url}/metrics", trust_env=False, timeout=LIMIT_S).text, "queue_items")

@@ -66,6 +66,16 @@ def assert_exit(code: int, result: tuple[int, str], *parts: str) -> None:
     assert [part for part in parts if part not in result[1]] == [], result[1]
 
 
+def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Returns the error of `bert-export` with wrong arguments, and asserts exit code 2."""
+    from bertserve.export import cli
+
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(list(map(str, arguments)))
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
 def engine_of(bundle: Bundle, graph: GraphSpec | None = None, path: Path | None = None) -> OnnxEngine:
     """Returns a CPU engine for a graph, whatever the graph's own provider is; `path` replaces the graph's file."""
     graph, spec = graph or bundle.graph("cpu"), bundle.manifest.tokenizer
@@ -118,12 +128,6 @@ def left_in(output: Path) -> list[str]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def json_lines(path: Path, *lines: Any) -> Path:
-    """Writes a JSON Lines file and returns its path; strings are written unchanged, other values as JSON."""
-    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return path
 
 
 @contextmanager

@@ -116,11 +116,9 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
             for mask in masks:
                 ids[mask] = tokenizer.spec.mask.id
             encodings += [tokenizer.assemble(ids, masks=masks)] if masks else []
-        else:
-            if (
-                count or tokenizer.max_text_tokens(pair=pair) < tokenizer.spec.max_length
-            ):  # without special tokens, an empty text has no tokens
-                encodings.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
+        elif count or tokenizer.max_text_tokens(pair=pair) < tokenizer.spec.max_length:
+            # without special tokens, an empty text has no tokens
+            encodings.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
     assert tokenizer.spec.max_length == len(encodings[-1])
     return encodings
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,6 @@ from bertserve.service.cli import main
 
 WORDS = "a good bad film very the was book".split()
 TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in range(90)]
-
-
-def write_lines(path: Path, rows: Sequence[Any]) -> Path:
-    """Writes JSON Lines; a text is a line."""
-    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

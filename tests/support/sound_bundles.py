@@ -8,8 +8,8 @@ import pytest
 
 from bertserve.service.bundle.files import digest, load_bundle
 from bertserve.service.engine.sessions import unavailable_reason
-from support import tiny
-from support.bundles import Service, json_lines
+from support import json_lines, tiny
+from support.bundles import Service
 
 without_gpu = pytest.mark.skipif(unavailable_reason("cuda") is None, reason="this machine has a GPU")
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
@@ -55,10 +55,6 @@ def sound(folder: Path, task: str = "text-classification", *, other_seed: int | 
             manifest["graphs"] = [graph | {"file": "model.cpu.int8.onnx", "precision": "int8", "validation": validation}, other]
 
     return store_example(tiny.edit(path, complete))
-
-
-def regression(folder: Path, activation: str = "none") -> Path:
-    return sound(folder, labels=("value",), activation=activation)
 
 
 def with_gpu_graph(path: Path, *, runnable: bool = True, only: bool = False) -> Path:
