@@ -41,7 +41,8 @@ class Application:
             state: The models, metrics, settings, keys and limits.
             sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
         """
-        self._state, self._sends_request_id = state, sends_request_id
+        self._state = state
+        self._sends_request_id = sends_request_id
         self._fastapi = create_fastapi(state)
         self._routes = RouteTable(self._fastapi.routes)
         self._errors = ErrorLog()

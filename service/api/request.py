@@ -69,7 +69,7 @@ class RequestContext:
             await self.sender(message)
 
     @property
-    def route(self) -> str | None:
+    def route_path(self) -> str | None:
         """The path of the matched route, with `{name}` for a model's name; None if no route matched."""
         return getattr(self.scope.get("route"), "path", None)
 
@@ -141,7 +141,7 @@ class RequestContext:
             "request_id": self.id,
             "method": self.scope["method"],
             # the name of a loaded model is known
-            "path": self.scope["path"] if self.model not in (None, UNKNOWN) else self.route or UNKNOWN,
+            "path": self.scope["path"] if self.model not in (None, UNKNOWN) else self.route_path or UNKNOWN,
             "client": address if _ADDRESS.fullmatch(address) else None,  # a proxy's header can have any text
             "task": self.task,
             "model": self.model,

@@ -18,8 +18,10 @@ _INTERNAL, _UNAUTHORIZED = HTTPStatus.INTERNAL_SERVER_ERROR.value, HTTPStatus.UN
 
 def record(request: RequestContext, *, logs: bool) -> None:
     """Counts a request that has ended, logs it if `logs` is true, and ends its trace."""
-    end, status, metrics = time.perf_counter(), request.status or _INTERNAL, request.state.metrics
+    end = time.perf_counter()
     seconds = end - request.start
+    status = request.status or _INTERNAL
+    metrics = request.state.metrics
     metrics.http_requests_by_status(status).inc()
     if request.task is not None and request.model is not None:
         metrics.record_request(request.task, request.model, status, seconds)
@@ -35,7 +37,7 @@ def record(request: RequestContext, *, logs: bool) -> None:
 
 def _end_trace(trace: "RequestSpan", end: float, request: RequestContext, status: int) -> None:
     """Ends a request's span, with its attributes."""
-    fields, method, route = request.log_fields(), request.scope["method"], request.route
+    fields, method, route = request.log_fields(), request.scope["method"], request.route_path
     host, port = request.scope.get("server") or (None, None)
     attributes = {
         "http.request.method": method,
