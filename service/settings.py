@@ -271,6 +271,7 @@ class Settings(ModelSettings):
         "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )
     access_log: bool = Field(False, description="Log one line per request, except probes and scrapes of /metrics.")
+    log_probes: bool = Field(False, description="Log probes and scrapes too; needs --access-log.")
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
@@ -279,6 +280,8 @@ class Settings(ModelSettings):
                 raise ValueError(f"{flag_of(less)} is {value}, over {flag_of(more)}, which is {limit}; lower the first or raise the second")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
+        if self.log_probes and not self.access_log:
+            raise ValueError("--log-probes has no effect without --access-log; give that too")
         for name in ("public_health", "public_metrics"):
             if self.api_key_file is None and not getattr(self, name):
                 raise ValueError(f"{flag_of('no_' + name)} has no effect without --api-key-file; give that too")

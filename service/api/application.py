@@ -66,7 +66,8 @@ class Application:
         try:
             await self._app(scope, receive, request.send)
         finally:
-            record(request, logs=self._state.settings.access_log and not self._routes.is_probe(scope))
+            settings = self._state.settings
+            record(request, logs=settings.access_log and (settings.log_probes or not self._routes.is_probe(scope)))
             del scope[REQUEST_KEY]  # it refers to the scope, which an idle connection keeps
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -75,14 +75,15 @@ def test_every_answer_has_a_request_id(models: Path, path: str) -> None:
     assert call(models, "GET", path, headers={"x-request-id": "r-1"}).headers.get_list("x-request-id") == ["r-1"]
 
 
-async def test_the_access_log_has_no_probes(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("log_probes", [False, True])
+async def test_the_access_log_has_probes_only_on_request(models: Path, caplog: pytest.LogCaptureFixture, log_probes: bool) -> None:
     probes = [*PROBES, "/metrics", "/v2/models/tiny/ready"]
 
     caplog.set_level("INFO", logger="bertserve.access")
-    async with serving(state_of(models, access_log=True)) as client:
+    async with serving(state_of(models, access_log=True, log_probes=log_probes)) as client:
         assert {(await client.get(path)).status_code for path in (*probes, "/info")} == {200}
         assert (await client.get("/models/ready")).status_code == 404  # not a probe, but a model of that name
-    assert len([record for record in caplog.records if record.name == "bertserve.access"]) == 2
+    assert len([record for record in caplog.records if record.name == "bertserve.access"]) == 2 + len(probes) * log_probes
 
 
 def test_the_description_has_an_id_of_each_operation_and_its_errors_by_status(models: Path) -> None:

@@ -102,6 +102,7 @@ def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: s
         ("--tls-cert=a.pem", ("--tls-cert", "--tls-key")),
         ("--tls-key=a.pem", ("--tls-cert", "--tls-key")),
         ("--default classify=a,classify=b", ("`classify`",)),
+        ("--log-probes", ("without --access-log",)),
         ("--cors-origin app.example.com", ("such as https://",)),
     ],
 )
