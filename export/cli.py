@@ -128,7 +128,8 @@ def _print_agreements(target: Path, manifest: Manifest) -> None:
     more = f" and {more_labels} more" if more_labels > 0 else ""
     print(f"{target}: {manifest.task}" + (f", labels {labels}{more}" if labels else ""))
     for graph in manifest.graphs:
-        measured_on, mib = graph.validation.provider, sum(file.size_bytes or 0 for file in graph.files) / 2**20
+        measured_on = graph.validation.provider
+        mib = sum(file.size_bytes or 0 for file in graph.files) / 2**20
         print(
             f"  {graph.file}  {mib:.1f} MiB{'  default' if graph.default else ''}  agreement with the checkpoint: "
             f"{summarize_agreement(graph.validation.agreement)}; at least {LOW_AGREEMENT_THRESHOLD:.0%} is expected"

@@ -40,19 +40,17 @@ def build_for_cpu(build_input: GraphBuildInput, precisions: Sequence[Precision])
     Raises:
         GraphError: There is nothing to quantize, or the outputs' error is too large; the float32 graph has been yielded before.
     """
+    checkpoint, texts, max_error = build_input.checkpoint, build_input.texts, build_input.max_int8_error
     scratch, int8_name = build_input.traced.parent, "model.cpu.int8.onnx"
     packed = scratch / "packed.onnx"
     with stage("optimize", f"cpu, from {build_input.description}"):
-        fp32 = optimize(build_input.traced, packed, build_input.checkpoint, build_input.description)
+        fp32 = optimize(build_input.traced, packed, checkpoint, build_input.description)
         onnx_files.save(ir.load(packed), build_input.folder / fp32.file)
     yield fp32
     if "int8" not in precisions:
         return
-    texts, max_error = build_input.texts, build_input.max_int8_error
     with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, with {len(texts.gate)} others for the gate"):
-        feeds, gate = (
-            inference.make_feeds(split, build_input.checkpoint, build_input.tokenizer) for split in (texts.calibration, texts.gate)
-        )
+        feeds, gate = (inference.make_feeds(split, checkpoint, build_input.tokenizer) for split in (texts.calibration, texts.gate))
         counts, error = quantize.quantize(
             packed, build_input.folder / int8_name, scratch, feeds, gate, max_error=max_error, quick=build_input.quick
         )

@@ -34,12 +34,13 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     length in `PASSAGE_COUNTS` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default,
     `inputs` are those of the traced graph.
     """
-    task, mask, longest = EXPORT_TASKS[checkpoint.task], checkpoint.tokenizer.mask, max(PASSAGE_COUNTS)
+    task, longest = EXPORT_TASKS[checkpoint.task], max(PASSAGE_COUNTS)
     tokenized_pairs = [_tokenize(tokenizer, pair, longest) for pair in texts.pairs]
     user_pairs = [(pair[0], pair[1]) for pair in tokenized_pairs if len(pair) == 2]  # shorter if a text is left out
-    lines, passages = _tokenize(tokenizer, texts.lines, MAX_LINE_TOKENS), _tokenize(tokenizer, texts.passages, longest)
+    lines = _tokenize(tokenizer, texts.lines, MAX_LINE_TOKENS)
+    passages = _tokenize(tokenizer, texts.passages, longest)
     singles, pairs = task.make_singles_and_pairs(lines, passages, user_pairs, checkpoint.tokenizer)
-    mask_id = None if mask is None else mask.id
+    mask_id = None if checkpoint.tokenizer.mask is None else checkpoint.tokenizer.mask.id
     encodings = [_assemble_single(tokenizer, *text, mask_id=mask_id, first_mask=i) for i, text in enumerate(singles)]
     for (first, _), (second, max_tokens) in pairs:
         encodings.append(_assemble_pair(tokenizer, first, second, max(2 * MAX_LINE_TOKENS, max_tokens), long_second=task.needs_pairs))

@@ -197,7 +197,8 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
     # a quarter is for the gate, but at least 8 texts, or half of them if there are fewer; the others are for validation
     count = max(len(held_out) // 4, min(8, len(held_out) // 2))
     positions = {i * len(held_out) // count for i in range(count)}
-    gate, validation_texts = [held_out[i] for i in sorted(positions)], [text for i, text in enumerate(held_out) if i not in positions]
+    gate = [held_out[i] for i in sorted(positions)]
+    validation_texts = [text for i, text in enumerate(held_out) if i not in positions]
     if validation is not None:
         validation_texts = read_texts(validation, "validation")
         if shared := len({*map(_normalized, texts)} & {*map(_normalized, validation_texts)}):

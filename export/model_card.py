@@ -88,9 +88,7 @@ def _embedding(manifest: Manifest) -> list[str]:
 def _attention(manifest: Manifest) -> list[str]:
     if not manifest.attention_heads:
         return []
-    errors = [
-        f"{graph.name} {graph.validation.attention_error:.1e}" for graph in manifest.graphs if graph.validation.attention_error is not None
-    ]
+    errors = [f"{graph.name} {error:.1e}" for graph in manifest.graphs if (error := graph.validation.attention_error) is not None]
     return [
         f"`POST /attention` returns the attention of {sum(manifest.attention_heads)} heads in {len(manifest.attention_heads)} layers. The "
         f"largest difference of a weight from PyTorch is: {', '.join(errors)}."
@@ -248,12 +246,10 @@ def bundle_texts(manifest: Manifest, card: str) -> dict[str, str]:
     before = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", before, flags=re.MULTILINE | re.DOTALL)
     parts, texts = [HEADING], dict[str, str]()
     for graph in manifest.graphs:
-        if graph.calibration is not None:
+        if (calibration := graph.calibration) is not None:
             name = f"reliability.{graph.provider}.{graph.precision}.svg"
-            texts[name] = DIAGRAM.format(raw=_line(graph.calibration.before.bins), calibrated=_line(graph.calibration.after.bins))
-            parts.append(
-                f"```\n{graph.name}: {describe_calibration(graph.calibration)}\n```\n\n![Share of correct predictions by score]({name})"
-            )
+            texts[name] = DIAGRAM.format(raw=_line(calibration.before.bins), calibrated=_line(calibration.after.bins))
+            parts.append(f"```\n{graph.name}: {describe_calibration(calibration)}\n```\n\n![Share of correct predictions by score]({name})")
     section = parts if texts else []
     texts[CARD_FILE] = "\n\n".join([before.rstrip(), *section, f"{origin}{after}"]).rstrip() + "\n"
     return texts | {MANIFEST_FILE: manifest.model_dump_json(indent=1) + "\n"}

@@ -185,7 +185,8 @@ def _select_maps(source: Path, target: Path, layers: Sequence[str]) -> None:
     tape = ir.tape.Tape()
     zero = rewrite.add_constant(graph, "attention/zero", np.array(0, dtype=np.int64))
     # the layer of each map, [maps], and its row and head, [maps, 2]
-    layer_of, position_of = tape.op("Gather", [index, zero], {"axis": 1}), tape.op("Slice", [index, *bounds, bounds[0]])
+    layer_of = tape.op("Gather", [index, zero], {"axis": 1})
+    position_of = tape.op("Slice", [index, *bounds, bounds[0]])
     graph.insert_before(graph[0], tape.nodes)
     maps = []
     for number, name in enumerate(layers):

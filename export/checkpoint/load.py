@@ -71,7 +71,8 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
         config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
     task, auto_class = _find_task(files, config, options.task)
     _check_layers(source, task, options)
-    settings, transformer_settings = SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder)
+    settings = SentenceSettings.read(files.folder / SETTINGS_FILE)
+    transformer_settings = read_transformer_settings(files.trained_folder)
     tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=transformer_settings.lowercase)
     embedding = head = None
     if EXPORT_TASKS[task].embeds:
@@ -177,7 +178,8 @@ def _templates(
     # transformers' scripts and pipeline for question answering put the passage first if the tokenizer pads on the left
     second_text_first = task == question_answering.TASK and tokenizer.padding_side == "left"
     single, pair = read_templates(source, tokenizer, second_text_first=second_text_first)
-    texts, expected = [part.text for part in pair if isinstance(part, TextPart)], ["b", "a"] if second_text_first else ["a", "b"]
+    texts = [part.text for part in pair if isinstance(part, TextPart)]
+    expected = ["b", "a"] if second_text_first else ["a", "b"]
     if texts != expected:
         raise CheckpointError(f"the tokenizer of `{source}` must have each text of a pair as {expected}, not {texts}; change its template.")
     chosen = choose_token_types(

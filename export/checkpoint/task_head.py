@@ -123,9 +123,7 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     trained_for = _heads(architectures)
     task_name = next(iter(trained_for), None) if task == "auto" else task
     if task_name is None:
-        raise CheckpointError(
-            f"cannot tell the task of architecture {architectures or 'none'}; give --task, one of {', '.join(EXPORT_TASKS)}."
-        )
+        raise CheckpointError(f"unknown task of architecture {architectures or 'none'}; give --task, one of {', '.join(EXPORT_TASKS)}.")
     if task_name not in EXPORT_TASKS:
         raise CheckpointError(f"unknown task `{task_name}`; give --task one of {', '.join(EXPORT_TASKS)}.")
     # every model with a head contains an encoder

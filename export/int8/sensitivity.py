@@ -76,9 +76,8 @@ def _measure(session: Any, model: ir.Model, params: Mapping[str, LayerParams], f
 
     def error(tensor: str) -> float:
         changes = _changes(linears[tensor], params[tensor], [values[tensor] for values in inputs])
-        runs = [
-            session.run(output_names, batch | {f"{tensor}{_PERTURBATION}": change}) for batch, change in zip(batches, changes, strict=True)
-        ]
+        name = f"{tensor}{_PERTURBATION}"
+        runs = [session.run(output_names, batch | {name: change}) for batch, change in zip(batches, changes, strict=True)]
         return inference.rms_error(expected, inference.concatenate_runs(runs)) ** 2
 
     return dict(zip(params, parallel_map(error, params, "measure sensitivity", unit="matrices"), strict=True))

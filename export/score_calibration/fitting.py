@@ -60,7 +60,8 @@ def measure_quality(predictions: Predictions) -> Quality:
     order = np.argsort(predictions.scores, kind="stable")
     scores, correct, losses = (values[order] for values in (predictions.scores, predictions.correct.astype(float), predictions.losses))
     bins = np.array_split(np.arange(len(order)), max(1, min(BINS, len(order) // MIN_PER_BIN)))
-    bin_starts, score_starts = [part[0] for part in bins], np.unique(scores, return_index=True)[1]
+    bin_starts = [part[0] for part in bins]
+    score_starts = np.unique(scores, return_index=True)[1]
 
     def statistics(weights: Values) -> tuple[float, ...]:
         gaps = np.add.reduceat(weights * (scores - correct), bin_starts)
@@ -70,7 +71,8 @@ def measure_quality(predictions: Predictions) -> Quality:
         sums = (weights @ losses, weights @ (scores - correct) ** 2, np.abs(gaps).sum())
         return (*(float(value / weights.sum()) for value in sums), float(ordered / pairs) if pairs else np.nan)
 
-    rng, count, examples = np.random.default_rng(SEED), predictions.count, predictions.examples[order]
+    rng = np.random.default_rng(SEED)
+    count, examples = predictions.count, predictions.examples[order]
     resamples = (rng.multinomial(count, np.full(count, 1 / count)).astype(float)[examples] for _ in range(RESAMPLES))
     values = np.array([statistics(np.ones(len(order))), *(statistics(weights) for weights in resamples if weights.any())])
     return Quality(

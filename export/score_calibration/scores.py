@@ -83,7 +83,8 @@ class Scores:
             columns = scores.argmax(axis=1)[:, None]
         else:
             columns = np.tile([self.labels.index(label) for label in labels], (len(scores), 1))
-        chosen, correct = np.take_along_axis(scores, columns, axis=1).ravel(), np.take_along_axis(self.correct, columns, axis=1).ravel()
+        chosen = np.take_along_axis(scores, columns, axis=1).ravel()
+        correct = np.take_along_axis(self.correct, columns, axis=1).ravel()
         losses = log_losses(chosen, correct)
         if labels is None and self.method == "temperature":
             losses = log_losses(scores[self.correct], np.ones(len(scores), dtype=bool))

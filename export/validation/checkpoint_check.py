@@ -31,9 +31,7 @@ def load_bundle_checkpoint(manifest: Manifest, options: VerifyOptions, report: V
         if checkpoint.task != manifest.task:
             raise CheckpointError(f"the module of `{options.checkpoint}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
     elif ".py:" in manifest.source.checkpoint:
-        raise CheckpointError(
-            f"the bundle is from the module `{manifest.source.checkpoint}`; give --module FILE:FACTORY and --trust-module."
-        )
+        raise CheckpointError(f"the bundle's module is `{manifest.source.checkpoint}`; give --module FILE:FACTORY and --trust-module.")
     else:
         load_options = LoadOptions(
             task=manifest.task,

@@ -202,11 +202,9 @@ def _choose_reference(bundle: Bundle, tokenizer: Tokenizer, graphs: Sequence[Ser
     if fp32 is None or list(graphs) == [fp32]:
         return Reference("", samples, [None] * len(samples), len(samples))
     # a CPU runs one precision, so TensorRT's graphs, which share a file, have the same answers
-    reference_graphs = [
-        served for served in graphs if served is fp32 or (served.graph.file == fp32.graph.file and served.provider == "cpu")
-    ]
+    equal_graphs = [served for served in graphs if served is fp32 or (served.graph.file == fp32.graph.file and served.provider == "cpu")]
     predictions = [predict_sample(fp32, input_) for input_ in samples]
-    return Reference("the fp32 graph", samples, predictions, len(samples), predict=fp32.predict, graphs=reference_graphs)
+    return Reference("the fp32 graph", samples, predictions, len(samples), predict=fp32.predict, graphs=equal_graphs)
 
 
 def _find_fp32(bundle: Bundle, tokenizer: Tokenizer, graphs: Sequence[ServedGraph]) -> ServedGraph | None:
@@ -225,7 +223,8 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
     name, graph = f"batches {served.graph.name}", served.graph
     with report.record_failure(name):
         comparison = Comparison(served, reference)
-        worst, claim = comparison.worst_batch_error, "batch-invariant" if graph.batch_invariant else "not batch-invariant"
+        worst = comparison.worst_batch_error
+        claim = "batch-invariant" if graph.batch_invariant else "not batch-invariant"
         detail = f"a row in a batch differs from the row alone by {worst:.1e} at most; the manifest says {claim}"
         metrics = {"worst_batch_error": worst, "batch_invariant": graph.batch_invariant}
         report.add(name, comparison.batch_invariant or not graph.batch_invariant, detail, metrics)
