@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 wrong usage or an unreachable address, 130 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import signal

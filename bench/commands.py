@@ -4,8 +4,6 @@ Values that are compared are measured in turn in one process, so that a slow mac
 command ends after its current measurement, with the metrics so far.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ and latency counts from the time when a request was *due*, so a stall of the ser
 delays. The generator also measures the delays of its timer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -6,8 +6,6 @@ responses counted at their end, a few long concurrent requests would end in wave
 whether a wave is in the measured time.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ on several threads with one session, whose runs have one thread each. It has no 
 the speed for a caller with direct access to the session.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

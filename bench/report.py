@@ -4,8 +4,6 @@ The JSON keys are the names of the dataclass fields, and those of a result's `va
 larger screens scale them up. Only their functions import matplotlib.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import json
@@ -234,7 +232,7 @@ def html_page(report: BenchReport) -> str:
     )
 
 
-def _figure(draw: Callable[[Axes, BenchReport], None], report: BenchReport) -> str:
+def _figure(draw: Callable[["Axes", BenchReport], None], report: BenchReport) -> str:
     """Returns a plot as SVG."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -260,7 +258,7 @@ def _figure(draw: Callable[[Axes, BenchReport], None], report: BenchReport) -> s
     return re.sub(r' id="([^"]+)"', lambda match: match[0] if f"#{match[1]}" in text else "", text)
 
 
-def _draw_latency(axes: Axes, report: BenchReport) -> None:
+def _draw_latency(axes: "Axes", report: BenchReport) -> None:
     """Draws the latencies of each load over its offered rate, because the answered rate falls in an overload.
 
     Each point is a load: no values are averaged or joined.
@@ -277,7 +275,7 @@ def _draw_latency(axes: Axes, report: BenchReport) -> None:
     axes.set(xlabel="requests/s offered", ylabel="latency, ms", yscale="log", xlim=(0, None))
 
 
-def _draw_distribution(axes: Axes, report: BenchReport) -> None:
+def _draw_distribution(axes: "Axes", report: BenchReport) -> None:
     """Draws the percentiles of each load, in the order of the rates: the same order of colors and labels."""
     import matplotlib
 

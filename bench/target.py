@@ -4,8 +4,6 @@ The bodies and their numbers of texts are derived from the service's tasks. A ta
 works behind a proxy's prefix, and for other servers with the same wire format.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

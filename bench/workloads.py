@@ -5,8 +5,6 @@ They count words and punctuation marks, each of which is about one token of BERT
 consist of common words.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """Reads the facts that pages repeat from the code: settings, flags, metrics, endpoints and layers. `generate` formats them."""
 
-from __future__ import annotations
-
 import asyncio
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Each generated block is between two comments. In examples below a comment, only 
 of a page is written by hand. `facts` reads the code, and this module formats Markdown.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

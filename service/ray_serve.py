@@ -1,7 +1,6 @@
 """Replicas under Ray Serve, each a complete bertserve: `serve run bertserve.service.ray_serve:app models=/models`. See docs/how-to/ray.md.
 
-Ray starts and replaces replicas, and its HAProxy distributes requests. Everything else is the same as in a single process. Ray evaluates
-the annotations of this file at run time, so they are not postponed.
+Ray starts and replaces replicas, and its HAProxy distributes requests. Everything else is the same as in a single process.
 """
 
 import logging

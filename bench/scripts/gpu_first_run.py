@@ -4,8 +4,6 @@ The bundle is that of a task with texts, with graphs for the CPU and for CUDA in
 measured. The report names what could not be measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ A time is the median CPU time on one thread. Compared graphs run in turn, so tha
 created as at export.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics

@@ -1,7 +1,5 @@
 """The first measurements on a GPU, with small numbers on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`bert-export calibrate`: the calibrated bundle, and data, aims and bundles that are refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

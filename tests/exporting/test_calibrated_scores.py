@@ -1,7 +1,5 @@
 """Calibration: known parameters are recovered, and qualities are those of scikit-learn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Thresholds keep their guarantee: over many draws of examples from a known distribution, the error exceeds the aim in at most 5 %."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Runs all commands of the tutorial, from training to the load test."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs that are replayed as CUDA graphs. No test needs a GPU: bound runs work on the CPU too, where nothing is captured."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

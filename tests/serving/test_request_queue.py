@@ -1,7 +1,5 @@
 """RequestQueue keeps its limits, its order and its deadlines. The tests pass the time in and need no threads."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType
