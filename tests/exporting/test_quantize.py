@@ -98,11 +98,9 @@ def quantized_graph(request: pytest.FixtureRequest, quantized_of: QuantizedOf) -
 
 def test_outputs_are_close_to_the_float_graphs(quantized: Quantized) -> None:
     feeds = quantized.staged.feeds(UNSEEN)
-    error = inference.rms_error(
-        inference.compute_outputs(quantized.staged.packed, feeds), inference.compute_outputs(quantized.target, feeds)
-    )
+    expected, actual = (inference.compute_outputs(path, feeds) for path in (quantized.staged.packed, quantized.target))
 
-    assert 0 < error < MAX_ERROR[quantized.task]
+    assert 0 < inference.rms_error(expected, actual) < MAX_ERROR[quantized.task]
 
 
 def test_channels_in_float_reduce_the_error_of_outliers(quantized_of: QuantizedOf, tmp_path: Path) -> None:
