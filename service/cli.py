@@ -181,9 +181,10 @@ def _run(commands: BertServe) -> int:
         return _score(commands.score)
     elif commands.check is not None:
         from bertserve.service.check import check
-        from bertserve.service.process import prepare_process
+        from bertserve.service.process import check_requirements, read_keys
 
-        prepare_process(commands.check)
+        check_requirements(commands.check)
+        read_keys(commands.check)  # fails if a file is wrong
         return asyncio.run(check(with_sources(commands.check)))
     elif commands.models is not None:
         descriptions = [listing.describe(path) for path in files.find_bundles(with_sources(commands.models, export=False).models)]

@@ -15,20 +15,32 @@ from bertserve.service.settings import Settings
 MAX_FILES = 2**16
 
 
-def prepare_process(settings: Settings) -> Authenticator:
-    """Raises the limit on open files, checks what is possible before models are loaded, and reads the files of keys.
-
-    Raises:
-        SettingsError: The service cannot start with these settings.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # 1024 by default, and each connection needs one
+def raise_file_limit() -> None:
+    """Raises the limit on open files, which is 1024 by default: each connection needs one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+
+
+def check_requirements(settings: Settings) -> None:
+    """Checks what the settings require, as far as possible before models are loaded.
+
+    Raises:
+        SettingsError: OpenTelemetry is not installed, or the certificate cannot be used.
+    """
     if settings.otlp_endpoint is not None:
         import_module("bertserve.service.tracing")  # fails without OpenTelemetry
     if settings.tls_cert is not None:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
+
+
+def read_keys(settings: Settings) -> Authenticator:
+    """Reads the files of keys.
+
+    Raises:
+        SettingsError: A file cannot be read, has no key, or has an invalid line.
+    """
     return Authenticator(
         settings.api_key_file,
         admin_key_file=settings.admin_key_file,

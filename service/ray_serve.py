@@ -19,7 +19,7 @@ from bertserve.service.build import build
 from bertserve.service.command_line import clean_environment
 from bertserve.service.errors import SettingsError
 from bertserve.service.logs import configure_logging
-from bertserve.service.process import prepare_process
+from bertserve.service.process import check_requirements, raise_file_limit, read_keys
 from bertserve.service.settings import ENV_PREFIX, Settings
 from bertserve.service.sources import with_sources
 
@@ -69,7 +69,9 @@ class Replica:
         resources = ray.get_runtime_context().get_assigned_resources()
         if settings.threads is None and "GPU" not in resources:
             settings = settings.model_copy(update={"threads": max(1, int(resources.get("CPU", 1)))})
-        auth = prepare_process(settings)  # before an export, which takes minutes
+        raise_file_limit()
+        check_requirements(settings)
+        auth = read_keys(settings)  # before an export, which takes minutes
         self._state = build(with_sources(settings), auth)
         self._seen = (time.monotonic(), 0.0)
 

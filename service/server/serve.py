@@ -30,7 +30,7 @@ from bertserve.service.auth import Authenticator
 from bertserve.service.errors import BertServeError, SettingsError, StartError, plural
 from bertserve.service.logs import background_logging, configure_logging
 from bertserve.service.metrics import Metrics
-from bertserve.service.process import load_certificate, prepare_process, sd_notify
+from bertserve.service.process import check_requirements, load_certificate, raise_file_limit, read_keys, sd_notify
 from bertserve.service.scheduling.scheduler import State
 from bertserve.service.settings import Settings, address_of
 
@@ -54,7 +54,9 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
     start = time.perf_counter()
     configure_logging(settings.log_format)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until models are loaded
-    auth = prepare_process(settings)
+    raise_file_limit()
+    check_requirements(settings)
+    auth = read_keys(settings)
     if not auth.requires_key and settings.host not in ("127.0.0.1", "::1", "localhost"):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "

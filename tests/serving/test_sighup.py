@@ -11,7 +11,7 @@ import trustme
 
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
-from bertserve.service.process import prepare_process
+from bertserve.service.process import check_requirements
 from bertserve.service.settings import Settings
 from support import tiny, wait_until
 from support.replica import BERT_SERVE, ServeProcess, running
@@ -58,14 +58,14 @@ CHANGED = f"""
 from pathlib import Path
 from bertserve.service.server import serve
 
-prepare_process = serve.prepare_process
+read_keys = serve.read_keys
 
 def changed(settings):
-    auth = prepare_process(settings)
+    auth = read_keys(settings)
     Path(settings.api_key_file).write_text("two")
     return auth
 
-serve.prepare_process = changed
+serve.read_keys = changed
 {BERT_SERVE}
 """
 
@@ -131,4 +131,4 @@ def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for files in ((chain, tmp_path / "none"), (key, key), (chain, certificate_files(tmp_path / "other")[1])):
         with pytest.raises(SettingsError, match="--tls-cert"):
-            prepare_process(Settings(tls_cert=files[0], tls_key=files[1]))
+            check_requirements(Settings(tls_cert=files[0], tls_key=files[1]))

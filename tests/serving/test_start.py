@@ -16,8 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bertserve.service.process import prepare_process
-from bertserve.service.settings import Settings
+from bertserve.service.process import raise_file_limit
 from support import tiny
 from support.replica import ServeProcess, running, without_shutdown
 
@@ -118,7 +117,7 @@ def test_the_limit_on_open_files_is_raised(soft: int, hard: int, changes: list[t
     actual: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: actual.append(limits))
-    prepare_process(Settings())
+    raise_file_limit()
     assert actual == changes
 
 

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from bertserve.service.errors import SettingsError
-from bertserve.service.process import prepare_process
+from bertserve.service.process import check_requirements
 from bertserve.service.settings import Settings
 from bertserve.service.tracing import Tracer
 from support import tiny
@@ -288,7 +288,7 @@ def test_a_missing_extra_is_named_before_models_are_loaded(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "bertserve.service.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"--otlp-endpoint .*pip install '.*\[otel\]'"):
-        prepare_process(Settings(otlp_endpoint="http://localhost:4318"))
+        check_requirements(Settings(otlp_endpoint="http://localhost:4318"))
 
 
 @pytest.mark.full_grid
