@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 # Characters of a wrong name, path or key that are shown, and compared with the known ones. Comparing megabytes would take seconds.
 SHOWN_CHARS = 64
+EXPIRED = "the request's deadline passed while it waited; send less at once, or raise `x-request-timeout-ms` or the body's `timeout`."
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, name_format: str = "`{}`") -> str:
@@ -237,9 +238,6 @@ class RefusedError(BertServeError):
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
-
-
-EXPIRED = "the request's deadline passed while it waited; send less at once, or raise `x-request-timeout-ms` or the body's `timeout`."
 
 
 class ExpiredError(BertServeError):

@@ -139,7 +139,7 @@ class Model:
         arrived = scheduler.clock()
         scheduler.check_arrival(timeout_s)
         # for a short text, a round trip to a thread takes longer than tokenizing
-        payloads = progress.tokenize() if chars <= INLINE_CHARS else await scheduler.prepare(progress.tokenize, chars, timeout_s)
+        payloads = progress.tokenize() if chars <= INLINE_CHARS else await scheduler.prepare_pool.run(progress.tokenize, chars, timeout_s)
         if payloads:
             request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)
             await scheduler.run(request, payloads)

@@ -1,1 +1,1 @@
-"""Decides which items run next, in which batch and on which thread. It does not depend on texts, models or ONNX."""
+"""Decides which items run next, in which batch and on which thread. It does not depend on tasks, models or ONNX."""

@@ -1,12 +1,10 @@
-"""The records of the scheduler: a ScheduledRequest and its Items, the Runner of their batches, and the InferenceThread of a batch."""
+"""The records of the scheduler: a ScheduledRequest, its Items, and the Runner of their batches."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Protocol
 
 SizedPayloads = Sequence[tuple[int, Any]]  # tokens and payload of each item
@@ -83,24 +81,3 @@ class Item:
     length: int
     predicted_s: float
     priority: float
-
-
-class InferenceThread(threading.Thread):
-    """An inference thread and its batch, which changes only under the scheduler's lock.
-
-    Attributes:
-        batch: The items that run; empty while it waits.
-        predicted_s: Predicted seconds of the run.
-        since: Start time of the run.
-        run_start: Start of the run in calls of `check_hung_runs`; infinite while the thread waits or decodes.
-        setup_calls: Functions that set up what libraries keep per thread; it calls one between two batches.
-    """
-
-    def __init__(self, main: Callable[[InferenceThread], None], name: str) -> None:
-        """Creates a thread that calls `main` with itself when it starts."""
-        super().__init__(target=main, args=(self,), name=name, daemon=True)
-        self.batch: Sequence[Item] = ()
-        self.predicted_s = 0.0
-        self.since = 0.0
-        self.run_start = inf
-        self.setup_calls: list[Callable[[], object]] = []

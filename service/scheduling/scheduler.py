@@ -1,4 +1,4 @@
-"""Scheduler: runs a RequestQueue on the inference threads of a device. It uses threads and futures, but no models, texts or ONNX.
+"""Scheduler: runs a RequestQueue on the inference threads of a device. It uses threads and futures, but no models or ONNX.
 
 A free thread takes the best batch without waiting for it to fill. Batches fill while all threads are busy. Every request ends exactly once:
 answered, failed, expired or cancelled, whichever happens first under the lock.
@@ -11,25 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum, auto
 from math import inf
 from typing import Any
 
-from bertserve.service.errors import EXPIRED, DeviceLostError, EngineError, ExpiredError, RefusedError, UnavailableError, error_for_caller
-from bertserve.service.scheduling.records import InferenceThread, Item, ScheduledRequest, SizedPayloads
+from bertserve.service.errors import EXPIRED, EngineError, ExpiredError, UnavailableError, error_for_caller
+from bertserve.service.scheduling.inference_thread import InferenceThread
+from bertserve.service.scheduling.records import Item, ScheduledRequest, SizedPayloads
 from bertserve.service.scheduling.request_queue import RECENT_S, RequestQueue
+from bertserve.service.text.prepare_pool import PreparePool
 
 logger = logging.getLogger("bertserve.scheduler")
 
 POLL_INTERVAL_S = 0.02
-
-# Characters of the requests that are tokenized on prepare threads or wait for them: about five seconds of work on one thread.
-MAX_PREPARE_CHARS = 2**24
-
-# A run counts as hung after this many seconds, because it may read weights from a disk, and this many times its predicted seconds, which
-# adapt to the speed of the machine.
-MIN_HANG_S, HANG_FACTOR = 5, 20
 
 
 class State(IntEnum):
@@ -50,6 +44,8 @@ class Scheduler:
         clock: Returns monotonic seconds.
         multi_threads: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at most
             `queue.threads` for the last `RECENT_S` seconds. A single run is not limited.
+        prepare_pool: Tokenizes long texts.
+        second: Calls of `check_hung_runs`.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
 
@@ -66,14 +62,13 @@ class Scheduler:
         self.queue = queue
         self.clock = clock
         self.multi_threads = multi_threads
-        self._prepare_pool = ThreadPoolExecutor(prepare_threads, thread_name_prefix="prepare")  # its threads start with the first calls
-        self._prepare_chars = 0
+        self.prepare_pool = PreparePool(prepare_threads, self._check_running)  # cancelled calls would look like clients that have left
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
         self._last_crowded = -inf  # last time at which the active and waiting runs were too many for multi-threaded runs
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
-        self._threads = [InferenceThread(self._thread_main, f"inference-{i}") for i in range(queue.threads)]  # without those that hang
-        self._seconds = 0  # calls of `check_hung_runs`
+        self._threads = [InferenceThread(self, f"inference-{i}") for i in range(queue.threads)]  # without those that hang
+        self.second = 0
         self._hangs = 0
         self._on_hang = on_hang
         self._state = State.NEW
@@ -131,37 +126,6 @@ class Scheduler:
                 raise self._unavailable_error()
             self.queue.check_arrival(timeout_s, self._remaining_s())
 
-    async def prepare(self, tokenize: Callable[[], SizedPayloads], chars: int, timeout_s: float) -> SizedPayloads:
-        """Calls a function on a prepare thread, in order of arrival. A call that has begun continues if the coroutine is cancelled.
-
-        Raises:
-            RefusedError: The requests that are tokenized or wait for it have too many characters.
-            ExpiredError: The call has not ended after `timeout_s` seconds.
-            UnavailableError: The scheduler stopped before the call.
-        """
-        if self._prepare_chars and self._prepare_chars + chars > MAX_PREPARE_CHARS:
-            raise RefusedError(
-                "the texts that wait to be tokenized have {waiting_chars} characters, of {limit} that are allowed; try again later.",
-                waiting_chars=self._prepare_chars,
-                limit=MAX_PREPARE_CHARS,
-                reason="queue_full",
-                retry_after_s=1.0,
-            )
-
-        def call() -> SizedPayloads:
-            if self._state is State.STOPPED:  # cancelled calls would look like clients that have left
-                raise self._unavailable_error()
-            return tokenize()
-
-        self._prepare_chars += chars
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._loop.run_in_executor(self._prepare_pool, call)
-        except TimeoutError as error:
-            raise ExpiredError(EXPIRED) from error
-        finally:
-            self._prepare_chars -= chars
-
     async def run(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
 
@@ -177,8 +141,7 @@ class Scheduler:
         """
         request.future = self._loop.create_future()
         with self._lock:
-            if self._state is State.STOPPED:
-                raise self._unavailable_error()
+            self._check_running()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(EXPIRED)
             self.queue.put(request, payloads, time_left_s, self._remaining_s())
@@ -189,7 +152,7 @@ class Scheduler:
         finally:
             timer.cancel()
             if request in self.queue.requests:  # the caller was cancelled
-                self._end(request)
+                self.end(request)
             request.future = None  # its error refers to this frame; without the cycle, no garbage collection is needed to free texts
 
     def advance(self, state: State) -> None:
@@ -201,10 +164,10 @@ class Scheduler:
         """Ends the threads: refuses new requests, lets others finish for some seconds, and fails the rest; returns how many it fails."""
         self.advance(State.DRAINING)
         end = self._loop.time() + shutdown_timeout_s
-        while (self.queue.requests or self._prepare_chars) and self._state is State.DRAINING and self._loop.time() < end:
+        while (self.queue.requests or self.prepare_pool.chars) and self._state is State.DRAINING and self._loop.time() < end:
             await asyncio.sleep(POLL_INTERVAL_S)
-        aborted = self._abort()
-        self._prepare_pool.shutdown(wait=False)
+        aborted = self.abort()
+        self.prepare_pool.stop()
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in self._threads))
         return aborted
@@ -216,21 +179,8 @@ class Scheduler:
         now = self.clock()
         return sum(max(thread.since + thread.predicted_s - now, 0.0) for thread in self._threads)
 
-    def _thread_main(self, thread: InferenceThread) -> None:
-        """Runs batches until the scheduler stops or a run of the thread hangs; it is the function of a thread."""
-        try:
-            while self._run_next_batch(thread):
-                pass
-        except DeviceLostError as error:
-            logger.critical("%s", error.message)
-            self._abort("the GPU failed, and the service must be restarted")
-        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
-            # `_execute` and `_deliver` handle errors of the work. After one of the scheduler itself, the queue may be inconsistent.
-            logger.critical("an inference thread died of %s. This is a bug; the service must be restarted", type(error).__name__)
-            self._abort("an inference thread died, and the service must be restarted")
-
-    def _run_next_batch(self, thread: InferenceThread) -> bool:
-        """Ends the last batch, and runs the next one or a setup call; returns whether to continue. Each call drops its references."""
+    def start_batch(self, thread: InferenceThread) -> bool:
+        """Ends a thread's batch, and waits for its next batch or a setup call; returns false if the thread must end."""
         with self._lock:
             if thread.batch and thread in self._threads:
                 self._ended_s += self.clock() - thread.since
@@ -240,57 +190,20 @@ class Scheduler:
                     return False
                 now = self.clock()
                 long_runs = sum(bool(other.batch) and other.batch[0].request.is_long for other in self._threads)
-                batch = self.queue.take(now, long_runs=long_runs) if self.queue.queue_items else []
-                if batch or thread.setup_calls:
+                thread.batch = self.queue.take(now, long_runs=long_runs) if self.queue.queue_items else ()
+                if thread.batch or thread.setup_calls:
                     break
                 self._wakeup.wait()
             if self.queue.queue_items:
                 self._wakeup.notify()  # an idle thread may now find an item that it can start
-            thread.batch, thread.since = batch, now
+            thread.since = now
             runs = sum(bool(other.batch) for other in self._threads) + self.queue.queue_items
             if runs > 1 and runs * self.multi_threads > self.queue.threads:
                 self._last_crowded = now
-            multi_threaded = now - self._last_crowded > RECENT_S
-        if batch:
-            self._execute(thread, batch, multi_threaded=multi_threaded)
-        if thread.setup_calls:
-            try:
-                thread.setup_calls[0]()
-            except DeviceLostError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the boundary of a setup call: without it, the first batches are slower
-                logger.warning("%s: a setup call failed with %s", thread.name, type(error).__name__)
-            thread.setup_calls.pop(0)  # after the call, because `on_each_thread` waits until none is left
+            thread.multi_threaded = now - self._last_crowded > RECENT_S
         return True
 
-    def _execute(self, thread: InferenceThread, batch: Sequence[Item], *, multi_threaded: bool = False) -> None:
-        """Runs a batch, or a part of it, and delivers the results. A failed batch runs again in halves, so that one item fails."""
-        runner = batch[0].request.runner
-        thread.predicted_s = self.clock() - thread.since + runner.seconds(len(batch), max(item.length for item in batch))
-        try:
-            thread.run_start = self._seconds
-            results = runner.run([item.payload for item in batch], multi_threaded=multi_threaded)
-            thread.run_start = inf  # decoding does not count: each request limits its own, and a batch can end many requests
-            if len(results) != len(batch):
-                raise EngineError(
-                    "the graph returned {rows} rows for {inputs} inputs. This is a bug.", rows=len(results), inputs=len(batch)
-                )
-        except DeviceLostError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the boundary of a batch: no error of a run may end the inference thread
-            thread.run_start = inf
-            if len(batch) == 1:
-                self._end(batch[0].request, error_for_caller(error))
-                return
-            half = (len(batch) + 1) // 2
-            for part in (batch[:half], batch[half:]):
-                if open_items := [item for item in part if item.request in self.queue.requests]:
-                    self._execute(thread, open_items)
-            return
-        for item, result in zip(batch, results, strict=True):
-            self._deliver(item, result)
-
-    def _deliver(self, item: Item, result: Any) -> None:
+    def deliver(self, item: Item, result: Any) -> None:
         """Records a result; after the last one, it continues the request."""
         request = item.request
         with self._lock:
@@ -306,12 +219,12 @@ class Scheduler:
                     self.queue.put_next(request, payloads)
                     self._wakeup.notify(len(payloads))
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
-            self._end(request, error_for_caller(error))
+            self.end(request, error_for_caller(error))
             return
         if not payloads:
-            self._end(request)
+            self.end(request)
 
-    def _end(self, request: ScheduledRequest, error: Exception | None = None) -> None:
+    def end(self, request: ScheduledRequest, error: Exception | None = None) -> None:
         """Ends a request with an error, or with success, unless it has ended; called from any thread. Its current runs continue."""
         with self._lock:
             if self.queue.close(request) and request.future is not None:
@@ -334,27 +247,25 @@ class Scheduler:
     def _expire(self, request: ScheduledRequest) -> None:
         """Ends a request whose deadline has passed while items wait."""
         if request.waiting:
-            self._end(request, ExpiredError(EXPIRED))
+            self.end(request, ExpiredError(EXPIRED))
 
-    def _abort(self, failure: str | None = None) -> int:
+    def abort(self, failure: str | None = None) -> int:
         """Fails all requests and starts no more runs; returns the number of requests. With a failure, the process must be restarted."""
         with self._lock:
             self.failure = self.failure or failure
             self.advance(State.STOPPED)
             requests = list(self.queue.requests)
             for request in requests:
-                self._end(request, self._unavailable_error())  # an error each, because a stream adds the number of the line to its own
+                self.end(request, self._unavailable_error())  # an error each, because a stream adds the number of the line to its own
             self._wakeup.notify_all()
         return len(requests)
 
     def check_hung_runs(self) -> None:
         """Replaces the threads whose run hangs. It counts its calls, one per second, because a clock also runs during a suspension."""
         with self._lock:  # a run that ends meanwhile is either answered or replaced
-            for thread in [thread for thread in self._threads if thread.is_alive()]:
-                seconds = self._seconds - thread.run_start
-                if seconds >= max(MIN_HANG_S, HANG_FACTOR * thread.predicted_s):
-                    self._replace_hung(thread, seconds)
-            self._seconds += 1
+            for thread in [thread for thread in self._threads if thread.hangs(self.second)]:
+                self._replace_hung(thread, self.second - thread.run_start)
+            self.second += 1
 
     def _replace_hung(self, thread: InferenceThread, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. After as many hangs as threads, nothing can run."""
@@ -369,12 +280,16 @@ class Scheduler:
                 "a model run with this request has hung for {seconds:.0f} s; try again with other texts, and tell the operator.",
                 seconds=seconds,
             )
-            self._end(request, error)
+            self.end(request, error)
         if self._hangs >= self.queue.threads:
-            self._abort("since the start, as many runs have hung as there are inference threads")
+            self.abort("since the start, as many runs have hung as there are inference threads")
         elif self._state is not State.STOPPED:
-            self._threads.append(InferenceThread(self._thread_main, f"inference-{len(self._threads) + self._hangs}"))
+            self._threads.append(InferenceThread(self, f"inference-{len(self._threads) + self._hangs}"))
             self._threads[-1].start()
+
+    def _check_running(self) -> None:
+        if self._state is State.STOPPED:
+            raise self._unavailable_error()
 
     def _unavailable_error(self) -> UnavailableError:
         reason = self.failure or "the service is stopping"

@@ -13,7 +13,7 @@ import uvloop
 from bertserve.service.errors import EngineError, ExpiredError, RefusedError, UnavailableError
 from bertserve.service.scheduling.records import Item
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduler import MAX_PREPARE_CHARS
+from bertserve.service.text.prepare_pool import MAX_PREPARE_CHARS
 from support.scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
 
 
@@ -294,7 +294,7 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
 
 @on_loop()
 async def test_texts_that_wait_to_be_tokenized_are_limited(harness: Harness) -> None:
-    gate, prepare = threading.Event(), harness.scheduler.prepare
+    gate, prepare = threading.Event(), harness.scheduler.prepare_pool.run
     running, waiting = (asyncio.ensure_future(prepare(gate.wait, MAX_PREPARE_CHARS // 2, 20.0)) for _ in range(2))
     await asyncio.sleep(0)
     with pytest.raises(RefusedError):

@@ -92,7 +92,7 @@ class Harness:
 
         self.scheduler.check_arrival(timeout_s)
         if tokenize is not None:
-            await self.scheduler.prepare(tokenize, 1000, timeout_s)
+            await self.scheduler.prepare_pool.run(tokenize, 1000, timeout_s)
         now = self.scheduler.clock()
         request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s, tokens * len(payloads))
         await self.scheduler.run(request, [(tokens, payload) for payload in payloads])
