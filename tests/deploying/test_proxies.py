@@ -20,7 +20,8 @@ from bertserve.service.api.jsonl import LINES_TYPES
 from bertserve.service.command_line import parse
 from bertserve.service.settings import Settings
 from support import ROOT, slow, tiny, wait_until
-from support.balanced import Balanced, balanced, entries
+from support.balanced import Balanced, balanced
+from support.loads import queue_items
 from support.replica import HAPROXY_FILE, NGINX_FILE, PROXIES, HAProxy
 
 HAPROXY, NGINX = HAPROXY_FILE.read_text(encoding="utf-8"), NGINX_FILE.read_text(encoding="utf-8")
@@ -309,9 +310,9 @@ def test_a_disconnect_drops_the_queued_work(service: Balanced) -> None:
     request = b"POST /models/slow HTTP/1.1\r\nhost: test\r\nx-request-id: gone-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     with connect(service) as connection:
         connection.sendall(request)
-        wait_until(lambda: max(map(entries, service.replicas)) > 50)
+        wait_until(lambda: max(map(queue_items, service.replicas)) > 50)
     assert any(" 499 " in line for line in log_lines(service, "gone-1"))
-    wait_until(lambda: max(map(entries, service.replicas)) == 0)
+    wait_until(lambda: max(map(queue_items, service.replicas)) == 0)
 
 
 @through_proxies

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from support import metric, raw_http, slow, wait_until
-from support.loads import LONG, by_status, descriptors, metrics, show, threads
+from support.loads import LONG, by_status, descriptors, metrics, queue_items, show, threads
 from support.replica import ServeProcess, running
 
 pytestmark = pytest.mark.serial
@@ -83,10 +83,6 @@ def try_wave(server: ServeProcess, before: str) -> float | None:
     assert metric(after, "cancelled_total") - metric(before, "cancelled_total") == CLIENTS
     assert metric(after, "batch_rows_sum") - metric(before, "batch_rows_sum") == THREADS
     return memory
-
-
-def queue_items(server: ServeProcess) -> float:
-    return metric(metrics(server), "queue_items")
 
 
 def runs(server: ServeProcess, before: str) -> float:

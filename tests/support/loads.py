@@ -66,6 +66,10 @@ def metrics(server: ServeProcess) -> str:
     return httpx.get(f"{server.url}/metrics", trust_env=False, timeout=60).text
 
 
+def queue_items(server: ServeProcess) -> float:
+    return metric(metrics(server), "queue_items")
+
+
 def by_status(page: str) -> Counter[int]:
     """Returns how many requests the service has answered with each status."""
     statuses = set(re.findall(r'^bertserve_requests_total\{.*status="(\d+)"', page, re.MULTILINE))
