@@ -116,7 +116,7 @@ def test_a_model_without_a_supported_task_is_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "other", "GPT2LMHeadModel", config, roberta_tokenizer())
 
     assert "['GPT2LMHeadModel']; give --task" in refused(source)
-    assert " fill-mask on a GPT2Config " in refused(source, task="fill-mask")
+    assert " fill-mask head for a GPT2Config " in refused(source, task="fill-mask")
 
 
 def test_another_head_for_the_same_task_is_refused(tmp_path: Path) -> None:
