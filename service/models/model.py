@@ -1,7 +1,5 @@
 """Model: answers requests with a bundle's tokenizer, graph and tasks, and runs their texts for the scheduler. It starts no threads."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence
@@ -84,7 +82,7 @@ class Model:
         timeout_s: float,
         task: str | None = None,
         counts_refusals: bool = True,
-        trace: RequestSpan | None = None,
+        trace: "RequestSpan | None" = None,
     ) -> Prediction:
         """Answers either all inputs of one request or none. If the coroutine is cancelled, its items leave the queue.
 

@@ -1,7 +1,5 @@
 """InferenceThread: runs the batches of a scheduler, one after the other, and delivers their results."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -33,7 +31,7 @@ class InferenceThread(threading.Thread):
         setup_calls: Functions that set up what libraries keep per thread; it calls one between two batches.
     """
 
-    def __init__(self, scheduler: Scheduler, name: str) -> None:
+    def __init__(self, scheduler: "Scheduler", name: str) -> None:
         """Creates a thread that has not started."""
         super().__init__(name=name, daemon=True)
         self._scheduler = scheduler

@@ -1,7 +1,5 @@
 """The records of the scheduler: a ScheduledRequest, its Items, and the Runner of their batches."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +53,7 @@ class ScheduledRequest:
     deadline: float
     held_tokens: int
     priority: float = 0.0
-    waiting: set[Item] = field(default_factory=set)
+    waiting: "set[Item]" = field(default_factory=set)
     unfinished: int = 0
     results: list[Any] = field(default_factory=list)
     is_long: bool = False

@@ -5,8 +5,6 @@ the arrival of the request plus the predicted seconds of its earlier items. So a
 no item waits forever, because later requests have later priorities.
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence

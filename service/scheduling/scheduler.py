@@ -4,8 +4,6 @@ A free thread takes the best batch without waiting for it to fill. Batches fill 
 answered, failed, expired or cancelled, whichever happens first under the lock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

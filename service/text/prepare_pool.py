@@ -1,7 +1,5 @@
 """PreparePool: tokenizes long texts on threads of its own, before they enter the queue."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
