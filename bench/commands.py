@@ -20,7 +20,7 @@ from bertserve.bench.measurement import METRICS, LoadMetrics, summarize, worst_m
 from bertserve.bench.raw_loop import RawLoop
 from bertserve.bench.report import BenchReport, CompareResult, SweepResult, html_page, parse_objectives, summary_lines
 from bertserve.bench.target import Target, fetch_info, probe_target
-from bertserve.service.errors import install_command, plural
+from bertserve.service.messages import install_command, plural
 
 _log = partial(print, file=sys.stderr, flush=True)
 

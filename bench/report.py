@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.bench import BenchError
 from bertserve.bench.measurement import METRICS, SHARES, LoadMetrics
 from bertserve.service import __version__
-from bertserve.service.errors import plural
+from bertserve.service.messages import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

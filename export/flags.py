@@ -13,8 +13,8 @@ from bertserve.export.errors import log
 from bertserve.service.bundle.calibration import AimName
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Layers
-from bertserve.service.errors import install_command
 from bertserve.service.flag_parser import FlagParser
+from bertserve.service.messages import install_command
 from bertserve.service.providers import PROVIDERS, Provider
 
 

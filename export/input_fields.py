@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bertserve.service.errors import SHOWN_CHARS, did_you_mean
+from bertserve.service.messages import SHOWN_CHARS, did_you_mean
 
 JsonObject = dict[str, Any]
 # the names of the two texts of a pair, in this project and in the data sets of GLUE

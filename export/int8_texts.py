@@ -18,7 +18,8 @@ import numpy as np
 from bertserve.export.errors import UsageError, log
 from bertserve.export.input_fields import INPUT_KEYS, read_input
 from bertserve.service.bundle.manifest import Int8Split, Manifest, TextDigests
-from bertserve.service.errors import BertServeError, StartError, plural, quote_names
+from bertserve.service.errors import BertServeError, StartError
+from bertserve.service.messages import plural, quote_names
 from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Tokenizer
 

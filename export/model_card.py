@@ -16,7 +16,7 @@ from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, has_low_agreement, summarize_agreement
-from bertserve.service.errors import plural
+from bertserve.service.messages import plural
 
 CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # fields of `Source` from the card of the checkpoint
 _FLOAT_KEYS = {"FloatUnits", "FloatInputs", "KeptFloat"}  # parts of `quantized` that stay in float, partly or wholly

@@ -39,7 +39,8 @@ from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Example, Manifest, Metric, OmittedGraph
 from bertserve.service.bundle.validation_policy import has_low_agreement
-from bertserve.service.errors import BundleError, quote_names
+from bertserve.service.errors import BundleError
+from bertserve.service.messages import quote_names
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import token_classification
 from bertserve.service.text.tokenizer import Tokenizer

@@ -17,7 +17,8 @@ from enum import Enum
 from http import HTTPStatus
 from pathlib import Path
 
-from bertserve.service.errors import SHOWN_CHARS, HttpError, SettingsError, plural
+from bertserve.service.errors import HttpError, SettingsError
+from bertserve.service.messages import SHOWN_CHARS, plural
 
 logger = logging.getLogger("bertserve.keys")
 

@@ -16,7 +16,8 @@ from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import usable_cores
-from bertserve.service.errors import SettingsError, StartError, plural
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.messages import plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model

@@ -25,8 +25,9 @@ from bertserve.service.auth import new_key
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import NAME_PATTERN
 from bertserve.service.command_line import parse
-from bertserve.service.errors import SettingsError, StartError, did_you_mean, install_command
+from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.flag_parser import drop_stdout
+from bertserve.service.messages import did_you_mean, install_command
 from bertserve.service.settings import CLI_CONFIG, ModelSettings, ScoreSettings, Settings
 from bertserve.service.sources import with_sources
 

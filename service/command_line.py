@@ -11,8 +11,9 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service import __version__
-from bertserve.service.errors import SettingsError, did_you_mean, requirement
+from bertserve.service.errors import SettingsError
 from bertserve.service.flag_parser import FlagParser
+from bertserve.service.messages import did_you_mean, requirement
 from bertserve.service.settings import ENV_PREFIX, Settings, flag_of
 
 # variables that enableServiceLinks of a pod sets: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR ...

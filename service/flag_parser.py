@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from bertserve.service.errors import did_you_mean
+from bertserve.service.messages import did_you_mean
 
 
 def drop_stdout() -> int:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bertserve.service.errors import ProviderError, install_command
+from bertserve.service.errors import ProviderError
+from bertserve.service.messages import install_command
 
 if TYPE_CHECKING:
     from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ShapePlan

@@ -14,7 +14,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from bertserve.service.errors import SettingsError, did_you_mean
+from bertserve.service.errors import SettingsError
+from bertserve.service.messages import did_you_mean
 from bertserve.service.providers import ProviderChoice
 
 ENV_PREFIX = "BERT_SERVE_"

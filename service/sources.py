@@ -26,7 +26,8 @@ from typing import TypeVar
 from bertserve.service import __version__
 from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_bundle, is_checkpoint
 from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE
-from bertserve.service.errors import SettingsError, StartError, install_command
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.messages import install_command
 from bertserve.service.providers import PROVIDERS
 from bertserve.service.settings import ModelSettings
 

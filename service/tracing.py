@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from bertserve.service import __version__
-from bertserve.service.errors import SettingsError, install_command
+from bertserve.service.errors import SettingsError
+from bertserve.service.messages import install_command
 
 try:
     from opentelemetry import trace as otel

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from bertserve.export.checkpoint.sentence_transformers import read_object
 from bertserve.export.checkpoint.weight_files import read_weights
 from bertserve.export.errors import CheckpointError, UsageError
-from bertserve.service.errors import install_command
+from bertserve.service.messages import install_command
 from bertserve.service.tasks import classify, question_answering, token_classification
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"

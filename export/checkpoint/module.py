@@ -32,7 +32,7 @@ from bertserve.export.checkpoint.token_types import TYPE_IDS
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling, Source
-from bertserve.service.errors import describe_validation_error
+from bertserve.service.messages import describe_validation_error
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))

@@ -22,7 +22,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, Va
 
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.manifest import Similarity
-from bertserve.service.errors import describe_validation_error, quote_names
+from bertserve.service.messages import describe_validation_error, quote_names
 
 MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"

@@ -23,7 +23,7 @@ from bertserve.export.checkpoint.weight_files import read_pickle
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.manifest import Task
-from bertserve.service.errors import plural
+from bertserve.service.messages import plural
 
 # names of the modules of BERT, RoBERTa, ELECTRA and DistilBERT; the last one of each reads the heads
 _ATTENTION_PART = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:query|key|value)|[qkv]_lin)|output\.dense|out_lin)$")

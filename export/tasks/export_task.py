@@ -12,7 +12,7 @@ from bertserve.export.tasks.evaluation import MetricValue, cosine, micro_f1, spe
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, ModelConfig, TokenizerSpec
-from bertserve.service.errors import plural
+from bertserve.service.messages import plural
 from bertserve.service.tasks.task_spec import TaskSpec
 
 if TYPE_CHECKING:

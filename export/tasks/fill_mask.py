@@ -14,7 +14,7 @@ from bertserve.export.tasks.export_task import ExportTask
 from bertserve.export.tasks.sample_texts import RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
-from bertserve.service.errors import plural
+from bertserve.service.messages import plural
 from bertserve.service.tasks.fill_mask import SPEC, FillMaskInput
 
 

@@ -30,7 +30,8 @@ from bertserve.service.bundle.validation_policy import (
     summarize_agreement,
 )
 from bertserve.service.engine.sessions import unavailable_reason
-from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, did_you_mean, plural
+from bertserve.service.errors import BertServeError, CallerError, EngineError
+from bertserve.service.messages import SHOWN_CHARS, did_you_mean, plural
 from bertserve.service.providers import Provider
 from bertserve.service.scoring.rows import Row
 from bertserve.service.text.tokenizer import Tokenizer

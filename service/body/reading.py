@@ -10,16 +10,8 @@ from pydantic_core import ErrorDetails
 
 from bertserve.service.body.json_text import parse
 from bertserve.service.body.task_body import TAGS, ClosedModel, Limits, TaskBody, field_names
-from bertserve.service.errors import (
-    SHOWN_CHARS,
-    CallerValue,
-    InvalidValueError,
-    MalformedRequestError,
-    TooLargeError,
-    did_you_mean,
-    quote_names,
-    requirement,
-)
+from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError, TooLargeError
+from bertserve.service.messages import SHOWN_CHARS, did_you_mean, quote_names, requirement
 
 _SHOWN_CHARS = 40  # characters of a wrong value that a message shows
 # How bodies in other formats begin, and what an error says about them.

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Manifest
-from bertserve.service.errors import BundleError, describe_validation_error
+from bertserve.service.errors import BundleError
+from bertserve.service.messages import describe_validation_error
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"

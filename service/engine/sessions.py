@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
-from bertserve.service.errors import ProviderError, install_command
+from bertserve.service.errors import ProviderError
+from bertserve.service.messages import install_command
 from bertserve.service.providers import FIRST_GPU, PROVIDERS, GpuOptions, Options, Provider, profile
 
 try:

@@ -10,17 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from bertserve.service.bundle.files import find_bundles, read_manifest
-from bertserve.service.errors import (
-    BundleError,
-    CallerValue,
-    InvalidValueError,
-    NotFoundError,
-    SettingsError,
-    StartError,
-    describe_validation_error,
-    did_you_mean,
-    quote_names,
-)
+from bertserve.service.errors import BundleError, CallerValue, InvalidValueError, NotFoundError, SettingsError, StartError
+from bertserve.service.messages import describe_validation_error, did_you_mean, quote_names
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS, requested_task, tasks_of

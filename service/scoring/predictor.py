@@ -15,7 +15,8 @@ from bertserve.service.body.task_body import TRUSTED_LIMITS, Limits, types_withi
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.hardware import usable_cores
-from bertserve.service.errors import SHOWN_CHARS, BertServeError, EngineError, InvalidValueError, SettingsError, did_you_mean, quote_names
+from bertserve.service.errors import BertServeError, EngineError, InvalidValueError, SettingsError
+from bertserve.service.messages import SHOWN_CHARS, did_you_mean, quote_names
 from bertserve.service.models import loading
 from bertserve.service.models.request_progress import EncodingPayload, RequestProgress, truncation_warning
 from bertserve.service.scoring.rows import Row, rejecting

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from bertserve.service.bundle import files
-from bertserve.service.errors import SettingsError, StartError, install_command
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.messages import install_command
 from bertserve.service.scoring.predictor import Predictor
 from bertserve.service.scoring.rows import rows_of, with_predictions
 from bertserve.service.settings import ScoreSettings

@@ -23,7 +23,8 @@ from bertserve.service import __version__
 from bertserve.service.body.json_text import to_json
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
-from bertserve.service.errors import SettingsError, StartError, plural
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.messages import plural
 from bertserve.service.scoring import rows
 from bertserve.service.scoring.predictor import Predictor
 from bertserve.service.settings import ScoreSettings

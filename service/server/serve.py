@@ -27,8 +27,9 @@ from starlette.types import ASGIApp
 
 from bertserve.service import __version__
 from bertserve.service.auth import Authenticator
-from bertserve.service.errors import BertServeError, SettingsError, StartError, plural
+from bertserve.service.errors import BertServeError, SettingsError, StartError
 from bertserve.service.logs import background_logging, configure_logging
+from bertserve.service.messages import plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.process import check_requirements, load_certificate, raise_file_limit, read_keys, sd_notify
 from bertserve.service.scheduling.scheduler import State

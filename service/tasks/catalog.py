@@ -5,7 +5,8 @@ from typing import Any
 
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import SHOWN_CHARS, BundleError
+from bertserve.service.errors import BundleError
+from bertserve.service.messages import SHOWN_CHARS
 from bertserve.service.tasks import (
     attention,
     classify,

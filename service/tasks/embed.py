@@ -25,7 +25,8 @@ from bertserve.service.body.task_body import (
 )
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest, ModelConfig
-from bertserve.service.errors import CallerValue, InvalidValueError, quote_names
+from bertserve.service.errors import CallerValue, InvalidValueError
+from bertserve.service.messages import quote_names
 from bertserve.service.tasks.cost import ENTRY_BYTES, NUMBER_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel, too_long_error
