@@ -3,8 +3,6 @@
 It imports no large packages, because the command checks its flags with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,15 +36,15 @@ class GraphBuildInput:
     traced: Path
     description: str
     folder: Path
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
-    texts: Int8Texts
+    checkpoint: "Checkpoint"
+    tokenizer: "Tokenizer"
+    texts: "Int8Texts"
     max_int8_error: float
     quick: bool
 
 
 def new_graph(
-    checkpoint: Checkpoint, provider: Provider, description: str, inputs: tuple[InputSpec, ...], fusions: Mapping[str, int]
+    checkpoint: "Checkpoint", provider: Provider, description: str, inputs: tuple[InputSpec, ...], fusions: Mapping[str, int]
 ) -> GraphSpec:
     """Returns the manifest entry of a new float32 graph, without the digests of its files and the measurements of its comparison."""
     return GraphSpec(

@@ -4,8 +4,6 @@ Exit codes: 0 the bundle is written, 1 it is not, because a calibration is worse
 required package is not installed.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ Exit codes: 0 success, 1 the export failed, 2 wrong usage or texts, an existing 
 required package is not installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Creates the graphs for the CPU from the traced graph: float32, fused by ONNX Runtime's transformer optimizer, and int8."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

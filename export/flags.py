@@ -1,7 +1,5 @@
 """Shared parts of the commands of `bert-export`: parsers of flags, the aim of a threshold, and the check for packages."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Converts texts to a graph's inputs, runs graphs unchanged with ONNX Runtime on the CPU, and compares their outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

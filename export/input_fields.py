@@ -1,7 +1,5 @@
 """Reads the input in a JSON object of a user's file, with the field names of the service and of GLUE."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bertserve.service.messages import SHOWN_CHARS, did_you_mean

@@ -4,8 +4,6 @@ The built-in texts (`int8_texts.txt`) were written for this project: reviews, en
 everyday messages. Texts of the model's domain and language are better: `bert-export --int8-texts FILE`.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Sequence
@@ -132,7 +130,7 @@ class SplitTexts:
         return len(self.lines) + len(self.passages) + len(self.pairs)
 
     @classmethod
-    def of(cls, texts: Sequence[TextOrPair]) -> SplitTexts:
+    def of(cls, texts: Sequence[TextOrPair]) -> "SplitTexts":
         """Returns the texts of a file, without passages."""
         return cls(tuple(text for text in texts if isinstance(text, str)), pairs=tuple(text for text in texts if isinstance(text, tuple)))
 
@@ -141,7 +139,7 @@ class SplitTexts:
         hashes = [*map(hash_text, self.lines), *map(hash_text, self.pairs)]
         return TextDigests(texts=len(hashes), hashes=base64.b64encode(b"".join(hashes)).decode())
 
-    def with_passages(self, tokenizer: Tokenizer) -> SplitTexts:
+    def with_passages(self, tokenizer: Tokenizer) -> "SplitTexts":
         """Returns the same texts with passages of the lengths in `PASSAGE_COUNTS`, as far as the lines and the model's length allow."""
         tokens = [len(entry.ids) for entry in tokenizer.tokenize(self.lines)]
         room = tokenizer.max_text_tokens(pair=False)
@@ -177,7 +175,7 @@ class Int8Texts(NamedTuple):
     gate: SplitTexts
     validation: SplitTexts
 
-    def with_passages(self, tokenizer: Tokenizer) -> Int8Texts:
+    def with_passages(self, tokenizer: Tokenizer) -> "Int8Texts":
         """Returns all splits with passages, each from its own lines."""
         return Int8Texts(*(texts.with_passages(tokenizer) for texts in self))
 

@@ -1,7 +1,5 @@
 """Writes a bundle's model card, with the text about its calibration, which the terminal shows too, and its reliability diagrams."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ PyTorch has two tracers. `dynamo` is the current one; its exported program is co
 support. `torchscript` is deprecated, and only used for models that `dynamo` cannot export (docs/explanation/graphs.md).
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """Converts a checkpoint to a bundle: runs the stages in order, in a temporary folder next to the output."""
 
-from __future__ import annotations
-
 import logging
 import os
 import platform

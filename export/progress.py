@@ -1,7 +1,5 @@
 """Long work: a line per finished stage, bars for long loops, and loops on all cores."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator

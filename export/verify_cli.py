@@ -3,8 +3,6 @@
 Exit codes: 0 all checks passed, 1 a check failed, 2 wrong usage or data, 3 a required package is not installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ The lock ends with the process, even if it is killed. The next export with this 
 SIGTERM raise an exception, so that clean-up runs; the few lines that must not be interrupted ignore them.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -5,8 +5,6 @@ Matrix products and convolutions count, with two operations per multiplication a
 are left out: layers for [CLS] only, and tables of relative positions, which a batch needs once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Loads a checkpoint's fast tokenizer, and reads the facts that `tokenizer.json` lacks."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterable

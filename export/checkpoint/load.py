@@ -3,8 +3,6 @@
 It never runs code of the checkpoint.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,8 +6,6 @@ refused, because a wrong merge would give wrong answers without an error. For th
 supported settings, never the adapter's own file.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -9,8 +9,6 @@
   not what each version of transformers and of the tracers makes of a choice by a Boolean mask. The values are the same.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator

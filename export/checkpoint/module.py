@@ -6,8 +6,6 @@ This is the only place that runs code other than that of the exporter and its pa
 `bert-export`, and neither a checkpoint nor a bundle can enable it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import sys

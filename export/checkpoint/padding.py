@@ -4,8 +4,6 @@ A decoder's classifier reads the last token that is not padding, and recognizes 
 not only the mask but also the id matters: with another id, it would read the last position, which is padding.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ steps (other poolings, several poolings side by side, Dense layers) are part of 
 Padding can be on either side. sentence-transformers gives the same vectors, because its positions start at a text's first token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args

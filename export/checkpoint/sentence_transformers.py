@@ -12,8 +12,6 @@ An unknown setting may change the answers, so it is refused, and so is an unsupp
 modules after the Transformer.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self

@@ -4,8 +4,6 @@ Layers of an embedding graph and attention are additional outputs. This module c
 whether it returns its attention in the supported form.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager

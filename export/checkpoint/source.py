@@ -3,8 +3,6 @@
 The front matter of its card has the license, languages and data sets. A bundle gets the same license.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import logging

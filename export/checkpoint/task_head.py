@@ -4,8 +4,6 @@
 hooks, so the model's own code runs unchanged, in PyTorch and in both tracers. `export/tasks` has the requirements of each task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ What the model was trained with decides. Many tokenizer classes gave the templat
 so the version that wrote config.json decides for them. The reference and the graphs get the same types.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re

@@ -5,8 +5,6 @@ keeps the space before a mask, DeBERTa v2's loses the model's normalizer, and Re
 are still part of transformers 5, but the slow tokenizers that they read are not, so `_SlowTokenizer` takes their place.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

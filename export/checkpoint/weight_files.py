@@ -4,8 +4,6 @@ A pickle can run any code when it is read. `torch.load` with `weights_only=True`
 other objects. Pickles are not read in another way.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

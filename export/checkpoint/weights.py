@@ -5,8 +5,6 @@ complete. But a classifier without an encoder layer, or without an LSTM after th
 weight is harmless only if transformers has a model of this configuration with another head that has the weight.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager

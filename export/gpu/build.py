@@ -1,7 +1,5 @@
 """Creates the graphs for a GPU's providers from the traced graph, each with the shapes in which it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Converts a graph to half precision, except the nodes whose values could overflow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

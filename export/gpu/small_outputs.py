@@ -1,7 +1,5 @@
 """Adds outputs to a graph that are smaller than those of its model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ SkipLayerNormalization takes three to five times as long. The optimizer's own Fu
 projections' biases into the attention, where neither packing nor int8 finds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ ONNX Runtime's optimizer looks for patterns that such a graph lacks: sizes as el
 LayerNormalization. Source positions and unused inputs are removed.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -4,8 +4,6 @@ A protobuf has at most 2 GiB. For larger models, the constants of `model.onnx` a
 Runtime and `onnx_ir.load` find this file by its name and map it, so constants need memory only while they are used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

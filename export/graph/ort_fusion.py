@@ -1,7 +1,5 @@
 """Fuses a traced graph with ONNX Runtime's transformer optimizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

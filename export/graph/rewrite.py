@@ -3,8 +3,6 @@
 Linear layers are products with constant matrices, which int8 replaces, with the additions of their biases.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

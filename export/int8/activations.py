@@ -1,7 +1,5 @@
 """Observes the inputs of linear layers on the calibration texts: a sample of rows, and the range of each channel."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
@@ -56,12 +54,12 @@ class Activations:
         rows = rows if self.channels is None else rows[:, self.channels]
         return rows if self.factors is None else rows * self.factors
 
-    def scaled(self, factors: Floats) -> Activations:
+    def scaled(self, factors: Floats) -> "Activations":
         """Returns the observations after a multiplication of the channels by positive factors, float32 [channels]."""
         before = 1 if self.factors is None else self.factors
         return replace(self, factors=before * factors, high=self.high * factors, low=self.low * factors)
 
-    def restricted(self, channels: NDArray[np.int64]) -> Activations:
+    def restricted(self, channels: NDArray[np.int64]) -> "Activations":
         """Returns the observations of only these channels, int64."""
         return replace(
             self,

@@ -4,8 +4,6 @@ GPTQ (Frantar et al. 2022, arXiv:2210.17323) rounds the rows of a matrix one aft
 they compensate the effect of each rounding on the outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ Splits compute the few channels with very large values in float, which is exact:
 arXiv:2208.07339) would leave the others few quantization steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -5,8 +5,6 @@ of the matrix that reads it by the same factor: `(x / s) @ (s * weight) = x @ we
 difficulty from the activation to the weights. Here, alpha is chosen per matrix, by its output's error on the calibration texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -50,7 +48,7 @@ class ActivationParams:
         """The inverse of the smoothing factors, float32 [channels]."""
         return (1 / self.smoothing).astype(np.float32)
 
-    def folded(self) -> ActivationParams:
+    def folded(self) -> "ActivationParams":
         """Returns the same parameters for an activation that is already smoothed elsewhere."""
         return replace(self, smoothing=np.ones_like(self.smoothing))
 

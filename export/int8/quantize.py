@@ -4,8 +4,6 @@ Activations have one scale per tensor from calibration, weights one per column, 
 explains the numbered steps, which keep the answers close to float, and the gate after them.
 """
 
-from __future__ import annotations
-
 import shutil
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence

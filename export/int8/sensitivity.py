@@ -4,8 +4,6 @@ The effect of quantization on a layer's output is computed separately, and is an
 layers, without writing a graph or opening a session per layer.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

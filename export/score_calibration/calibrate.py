@@ -1,7 +1,5 @@
 """Calibrates the graphs of a bundle on labeled data, and writes the result as a new version of the bundle."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Sequence

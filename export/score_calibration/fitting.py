@@ -1,7 +1,5 @@
 """Fits a calibration to scores, and measures how well scores match the outcomes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

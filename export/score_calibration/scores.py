@@ -1,7 +1,5 @@
 """The scores of a graph on labeled examples, next to their correct answers, and the predictions that follow from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -7,8 +7,6 @@ is chosen. It is wrong only if the first test of a threshold that is too weak er
 Recall and coverage count correct items below the threshold: the training-conditional guarantee of split conformal prediction (Vovk, 2012).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

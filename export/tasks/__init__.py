@@ -3,8 +3,6 @@
 They do not import torch, because `bert-export verify` runs without it.
 """
 
-from __future__ import annotations
-
 from bertserve.export.tasks import (
     feature_extraction,
     fill_mask,

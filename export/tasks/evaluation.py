@@ -1,7 +1,5 @@
 """Scores predictions against correct answers: F1 of spans, answers and labels, exact match, correlations."""
 
-from __future__ import annotations
-
 import math
 import re
 import string

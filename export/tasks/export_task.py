@@ -1,7 +1,5 @@
 """ExportTask: all the exporter's facts about a task. Loading, samples, validation, stored examples and `verify --data` depend on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,7 +63,7 @@ class ExportTask:
         """Whether its graph has an output per mask, so that its models need a mask token."""
         return any(output.kind == "per_mask" for output in self.outputs)
 
-    def adapt_model(self, model: PreTrainedModel) -> None:
+    def adapt_model(self, model: "PreTrainedModel") -> None:
         """Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; most models do so already."""
 
     def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> Any:

@@ -1,7 +1,5 @@
 """Feature extraction: the vectors of a text. They are compared by cosine; there are no decisions and no correct answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fill-mask: the tokens that a model predicts for a mask."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any

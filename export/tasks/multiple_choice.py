@@ -1,7 +1,5 @@
 """Multiple choice: the best continuation of a text among several. Each choice is a separate row."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Sequence
@@ -40,7 +38,7 @@ class _MultipleChoice(ExportTask):
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return result[0]["index"]
 
-    def adapt_model(self, model: PreTrainedModel) -> None:
+    def adapt_model(self, model: "PreTrainedModel") -> None:
         """Makes a model take [rows, length], with one choice per row, and return `logits` [rows, 1].
 
         The model's own code reads [rows, choices, length] and reshapes the choices into rows, which a graph does not need. So the encoder

@@ -1,7 +1,5 @@
 """Question answering: the span of a passage that answers a question."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any

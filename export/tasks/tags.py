@@ -4,8 +4,6 @@ The service reads only tags such as `B-PER`. A letter counts as a tag prefix onl
 the same scheme; `E-MAIL`, `S-BAHN` and `U-BAHN` are therefore names.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

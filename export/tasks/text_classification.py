@@ -1,7 +1,5 @@
 """Text classification: the labels or the value of a text or a pair. The metrics depend only on the head, not on the data."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """Token classification: the entities of a text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

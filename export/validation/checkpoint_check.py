@@ -1,7 +1,5 @@
 """The check of a checkpoint against a bundle, and new measurements with it: `verify --checkpoint` and `--update`. It needs torch."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

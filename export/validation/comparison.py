@@ -4,8 +4,6 @@ It is used at export, by `verify --checkpoint` and by `verify --data`. The bound
 `verify` accepts on the same inputs what the export accepted.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +88,7 @@ class RowDifference(NamedTuple):
     input: Any = None
 
     @classmethod
-    def of(cls, encoding: Encoding, expected: Outputs, actual: Outputs, input_: Any = None) -> RowDifference:
+    def of(cls, encoding: Encoding, expected: Outputs, actual: Outputs, input_: Any = None) -> "RowDifference":
         """Returns the difference of two rows with the same shapes."""
         sums = {}
         for name, output in expected.items():
@@ -237,7 +235,7 @@ class Comparison:
                 )
 
 
-def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
+def measure_graph(folder: Path, graph: GraphSpec, checkpoint: "Checkpoint", tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
     """Compares a graph with its checkpoint, and times it; returns its manifest entry with a new validation report.
 
     The facts about the graph's creation in the report, on which the bounds depend, stay the same.

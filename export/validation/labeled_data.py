@@ -1,7 +1,5 @@
 """Reads JSON Lines of inputs with or without correct answers, for `verify --data` and `calibrate`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A graph that answers inputs as the service does, with its reader, tokenizer, engine and decoder; its speed; the samples to answer."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time
@@ -62,7 +60,7 @@ class ServedGraph:
     graph: GraphSpec
     engine: OnnxEngine
     tokenizer: Tokenizer
-    config: Manifest | Checkpoint
+    config: "Manifest | Checkpoint"
     provider: Provider = "cpu"
 
     @property
@@ -131,7 +129,7 @@ def validate_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
 
 
 def open_graph(
-    folder: Path, graph: GraphSpec, tokenizer: Tokenizer, config: Manifest | Checkpoint, provider: Provider | None = None
+    folder: Path, graph: GraphSpec, tokenizer: Tokenizer, config: "Manifest | Checkpoint", provider: Provider | None = None
 ) -> ServedGraph:
     """Opens a graph on a provider, by default its own, or the CPU if this machine lacks it."""
     provider = provider or (graph.provider if unavailable_reason(graph.provider) is None else "cpu")
@@ -164,7 +162,7 @@ def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Spee
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
 
 
-def model_sample_inputs(config: Manifest | Checkpoint, count: Callable[[str], int] | None = None) -> list[Any]:
+def model_sample_inputs(config: "Manifest | Checkpoint", count: Callable[[str], int] | None = None) -> list[Any]:
     """Returns the sample inputs of a model's task, and inputs for its own added tokens and prompts.
 
     With `count`, which counts tokens, the last input has the model's maximum length, but at most about `MAX_FULL_LENGTH` tokens.

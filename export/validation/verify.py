@@ -3,8 +3,6 @@
 The reference is the checkpoint, or with data the float32 graph. Without a checkpoint, nothing here needs torch.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
