@@ -8,8 +8,6 @@ Without `--base` it starts from random weights and its own vocabulary, which nee
 Face Hub, such as `--base google-bert/bert-base-uncased`, it works as for your own data.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -8,8 +8,6 @@ state is computed once, so a mask over the whole text gives the same numbers as 
 The folder of this file must also contain `tokenizer.json` and the trained weights, `recurrent.safetensors`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
