@@ -63,8 +63,7 @@ TASK = "feature-extraction"
 PromptName = Annotated[str | None, Field(description="Name of the model's prompt to put before texts.")]
 Dimensions = Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")]
 EncodingFormat = Annotated[
-    AnyCase[Literal["float", "base64"]] | None,
-    Field(description="Lists of numbers, or base64 of little-endian float32 values."),
+    AnyCase[Literal["float", "base64"]] | None, Field(description="Lists of numbers, or base64 of little-endian float32 values.")
 ]
 
 
@@ -86,8 +85,7 @@ class EmbedOptions(BaseModel):
         Field(description="Layers of the bundle: -1 is the last, 0 the embedding output. By default the bundle's own choice."),
     ] = None
     combine: Annotated[
-        AnyCase[Combine] | None,
-        Field(description="How several layers become one vector; by default the model's own setting."),
+        AnyCase[Combine] | None, Field(description="How several layers become one vector; by default the model's own setting.")
     ] = None
 
 

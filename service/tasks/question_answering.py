@@ -47,8 +47,7 @@ class QuestionAnsweringParameters(CalibratedDecisionParameters):
     handle_impossible_answer: Annotated[bool, Field(description='Allow "no answer" as an answer.')] = False
     align_to_words: Annotated[bool, Field(description="Extend answers to whole words.")] = True
     duplicates: Annotated[
-        AnyCase[Literal["best", "sum"]],
-        Field(description="Equal answers keep the best score, or add up as in transformers 5.2.0."),
+        AnyCase[Literal["best", "sum"]], Field(description="Equal answers keep the best score, or add up as in transformers 5.2.0.")
     ] = "best"
     offset_unit: OffsetUnit = "code_points"
     explain: Annotated[bool, Field(description="Explain the best answer: n words in its window need n more runs.")] = False

@@ -56,8 +56,7 @@ class SimilarityParameters(ClosedModel):
     truncate: Truncate = None
     truncation_direction: TruncationDirection = None
     pooling: Annotated[
-        AnyCase[Literal["cls", "mean", "max"]] | None,
-        Field(description="Pooling of token vectors; by default the model's own."),
+        AnyCase[Literal["cls", "mean", "max"]] | None, Field(description="Pooling of token vectors; by default the model's own.")
     ] = None
 
 

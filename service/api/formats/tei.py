@@ -36,8 +36,7 @@ class SequencesBody(TaskBody):
     raw_scores: Annotated[bool, Field(description="Return logits instead of scores.")] = False
     truncate: Truncate = None
     truncation_direction: Annotated[
-        AnyCase[Literal["right"]] | None,
-        Field(description="Truncate at the end, even if the model's tokenizer truncates at the start."),
+        AnyCase[Literal["right"]] | None, Field(description="Truncate at the end, even if the model's tokenizer truncates at the start.")
     ] = None
 
     @field_validator("inputs")
