@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bertserve.service.auth import Authenticator
@@ -27,7 +27,7 @@ TICK_S = 1.0  # one second, because `check_hung_runs` counts ticks as seconds
 
 
 class Monitor:
-    """The regular work of each second: a heartbeat, the metrics of queue, threads and event loop, and the search for hung runs."""
+    """The work of each second: a heartbeat, metrics of queue, threads and event loop, a search for hung runs, and the return of memory."""
 
     def __init__(self, scheduler: Scheduler, metrics: Metrics, beat: Callable[[], None]) -> None:
         """Takes a `beat`, which is called once per second while the event loop runs, also while the scheduler drains."""
@@ -36,15 +36,18 @@ class Monitor:
         self._beat = beat
         self._total_run_s = 0.0
         self._loop_s = 0.0
+        self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Starts the regular work in the running event loop."""
+        """Starts the work in the running event loop, and the thread that returns freed memory."""
         self._loop_s = time.thread_time()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        threading.Thread(target=return_freed_memory, args=(self._stopped,), name="freed-memory", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the regular work."""
+        """Ends both."""
         self._ticking.cancel()
+        self._stopped.set()
 
     def measure(self) -> None:
         """Measures the queue, and the busy time of inference threads and event loop since the last call."""
@@ -76,11 +79,7 @@ class AppState:
     """The parts of the service. `start` and `stop` are called in the event loop of its requests.
 
     Attributes:
-        provider: The execution provider in use.
-        worker_index: Index of this worker.
         total_threads: Inference threads of all workers together.
-        tracer: Records requests; None if tracing is disabled.
-        stopped: Set when the service has stopped.
     """
 
     registry: Registry
@@ -95,20 +94,17 @@ class AppState:
     worker_index: int
     total_threads: int
     tracer: "Tracer | None"
-    stopped: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Starts the inference threads, the monitor, and the thread that returns freed memory."""
+        """Starts the inference threads and the monitor."""
         # A request needs the GIL several times, and with Python's 5e-3 seconds a thread would wait that long each time. With less than
         # 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
         sys.setswitchinterval(1e-4)
         self.scheduler.start()
         self.monitor.start()
-        threading.Thread(target=return_freed_memory, args=(self.stopped,), name="freed-memory", daemon=True).start()
 
     async def stop(self, timeout_s: float) -> int:
         """Stops what `start` started, as `Scheduler.stop` does; returns the number of requests that were failed."""
         failed = await self.scheduler.stop(timeout_s)
         self.monitor.stop()
-        self.stopped.set()
         return failed

@@ -153,13 +153,9 @@ HTTP_ERRORS: Mapping[int, tuple[str, Mapping[str, str]]] = {
 
 
 class HttpError(CallerError):
-    """The request fails because of its API key, method, headers or speed, independent of its body.
+    """The request fails because of its API key, method, headers or speed, independent of its body."""
 
-    Attributes:
-        key: The name of the request's key, if it is known and not sufficient.
-    """
-
-    key: str | None = None
+    key: str | None = None  # the name of the request's key, if it is known and not sufficient
 
     def __init__(self, status: int, template: str, /, *, headers: Mapping[str, str] = {}, **values: Any) -> None:
         """Creates the error with a status of `HTTP_ERRORS`, and with further headers of its answer."""

@@ -26,9 +26,6 @@ class Call:
     """A request to a model.
 
     Attributes:
-        task: The task, one of the model's.
-        model: The model that answers.
-        body: The inputs.
         encode: Returns the response's body, and the headers that describe it; None for the service's own format.
         timeout_s: Seconds until it must have started, if the body has a deadline; otherwise 0.
     """

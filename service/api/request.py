@@ -30,7 +30,6 @@ class RequestContext:
     """One HTTP request.
 
     Attributes:
-        sender: Sends messages to the client.
         headers: The headers by name in lower case; the last one of several with the same name.
         id: The request id, from the header `x-request-id` or random.
         turns: Held while a large body or response of any request takes its turn.
@@ -39,8 +38,6 @@ class RequestContext:
         key: The name of its key; None before the check, and if the route needs no key.
         task: The task as a label of metrics; None unless the route runs models.
         model: The model's name as a label of metrics; None unless the route runs models.
-        prediction: The result, if a model has answered.
-        trace: Its trace, if it is traced.
         status: The status of the response; 0 before it is sent.
     """
 

@@ -79,14 +79,12 @@ def routes() -> list[InferenceRoute]:
     """Returns the routes of tasks, and those of any task."""
     specs = TASKS.values()
     bodies, response_type = tuple(spec.body for spec in specs), reduce(operator.or_, (spec.response_type for spec in specs))
-    any_task = {
-        "/models/{name}": (read_for_model, "Run a model by its name, for its own task or one that the body fits"),
-        "/": (read_at_base, "Run the only loaded model"),
-        "/invocations": (read_at_base, "The same as the base URL, for SageMaker"),
-    }
+    of_any_task = partial(InferenceRoute, bodies=bodies, response=response_type, streams=True)
     return [
         *map(_task_route, specs),
-        *(InferenceRoute(path, read, summary, bodies, response_type, streams=True) for path, (read, summary) in any_task.items()),
+        of_any_task("/models/{name}", read_for_model, "Run a model by its name, for its own task or one that the body fits"),
+        of_any_task("/", read_at_base, "Run the only loaded model"),
+        of_any_task("/invocations", read_at_base, "The same as the base URL, for SageMaker"),
     ]
 
 
