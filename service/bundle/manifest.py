@@ -254,13 +254,9 @@ class Manifest(Record):
         return self
 
     @model_validator(mode="after")
-    def _one_tag_per_label(self) -> Self:
+    def _tags_and_calibrations_match_the_labels(self) -> Self:
         if self.tags and len(self.tags) != len(self.labels):
             raise ValueError(f"`tags` has {len(self.tags)} items and `labels` has {len(self.labels)}; each label needs one tag")
-        return self
-
-    @model_validator(mode="after")
-    def _calibrations_match_the_labels(self) -> Self:
         for graph in self.graphs:
             if (calibration := graph.calibration) is not None:
                 count = {"per-label": len(self.labels), "answers": 2}.get(calibration.method, 1)
