@@ -13,6 +13,7 @@ from bertserve.service.auth import Authenticator
 from bertserve.service.body.task_body import Limits
 from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.metrics import Metrics
+from bertserve.service.models.dispatcher import Dispatcher
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -85,6 +86,7 @@ class AppState:
     registry: Registry
     reloader: Reloader
     scheduler: Scheduler
+    dispatcher: Dispatcher
     monitor: Monitor
     metrics: Metrics
     settings: Settings
@@ -104,7 +106,7 @@ class AppState:
         self.monitor.start()
 
     async def stop(self, timeout_s: float) -> int:
-        """Stops what `start` started, as `Scheduler.stop` does; returns the number of requests that were failed."""
-        failed = await self.scheduler.stop(timeout_s)
+        """Stops what `start` started, as `Dispatcher.stop` does; returns the number of requests that were failed."""
+        failed = await self.dispatcher.stop(timeout_s)
         self.monitor.stop()
         return failed

@@ -20,6 +20,7 @@ from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.messages import plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
+from bertserve.service.models.dispatcher import Dispatcher
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader, without_folders
@@ -67,10 +68,10 @@ def build(
         queue,
         # more than four threads save little time per run, and the next caller finds all their cores busy
         multi_threads=settings.multi_threads or min(threads, 4),
-        prepare_threads=prepare_threads,
         on_hang=metrics.hung_runs.inc,
     )
-    load = partial(loading.load_model, settings=model_settings, scheduler=scheduler, metrics=metrics)
+    dispatcher = Dispatcher(scheduler, prepare_threads=prepare_threads)
+    load = partial(loading.load_model, settings=model_settings, dispatcher=dispatcher, metrics=metrics)
     registry = _load_registry(load, paths, settings, metrics, parallel_loads=threads)
     if not on_cpu:
         own_threads = f"{plural(threads, 'inference thread')} and {plural(prepare_threads, 'prepare thread')}"
@@ -80,6 +81,7 @@ def build(
         registry=registry,
         reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),
         scheduler=scheduler,
+        dispatcher=dispatcher,
         monitor=Monitor(scheduler, metrics, beat),
         metrics=metrics,
         settings=settings,

@@ -12,8 +12,6 @@ from typing import Any
 
 from bertserve.service.messages import SHOWN_CHARS
 
-EXPIRED = "the request's deadline passed while it waited; send less at once, or raise `x-request-timeout-ms` or the body's `timeout`."
-
 
 class BertServeError(Exception):
     """Base class of all errors.

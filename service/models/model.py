@@ -11,14 +11,13 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
+from bertserve.service.models.dispatcher import Dispatcher
 from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
-from bertserve.service.scheduling.records import ScheduledRequest
-from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import total_chars
 from bertserve.service.tasks.step import TaskModel
-from bertserve.service.text.tokenizer import INLINE_CHARS, Tokenizer
+from bertserve.service.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from bertserve.service.tracing import RequestSpan
@@ -45,13 +44,13 @@ class Model:
         tokenizer: Tokenizer,
         engines: ModelEngines,
         cost_model: CostModel,
-        scheduler: Scheduler,
+        dispatcher: Dispatcher,
         metrics: ModelMetrics,
         settings: ModelSettings,
     ) -> None:
         """Combines the parts of a model.
 
-        The scheduler belongs to the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
+        The dispatcher's scheduler belongs to the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
         learns from each run.
         """
         self.bundle = bundle
@@ -71,7 +70,7 @@ class Model:
         else:
             metrics.set_reference(graph.calibration.score_counts, graph.calibration.label_counts)
         self._cost_model = cost_model
-        self._scheduler = scheduler
+        self._dispatcher = dispatcher
         self._metrics = metrics
         self._logits_per_mask = tokenizer.vocabulary_size if any(output.kind == "per_mask" for output in graph.outputs) else 0
 
@@ -109,10 +108,10 @@ class Model:
         metrics = self._metrics if task is None or task == self.task else self._metrics.for_task(task)
         spec = TASKS[task or self.task]
         generators = [spec.function(input_, self._task_model) for input_ in inputs]
-        progress = RequestProgress(generators, self._scheduler.queue.max_request_tokens, trace)
+        progress = RequestProgress(generators, self._dispatcher.scheduler.queue.max_request_tokens, trace)
         arrived = time.perf_counter()
         try:
-            await self._predict(progress, total_chars([input_.chars for input_ in inputs]), timeout_s)
+            await self._dispatcher.run(self, progress, total_chars([input_.chars for input_ in inputs]), timeout_s)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()
@@ -130,17 +129,6 @@ class Model:
         if prediction.truncated:
             metrics.truncated.inc(len(prediction.truncated))
         return prediction
-
-    async def _predict(self, progress: RequestProgress, chars: int, timeout_s: float) -> None:
-        """Tokenizes the inputs, queues them, and waits for the results."""
-        scheduler = self._scheduler
-        arrived = scheduler.clock()
-        scheduler.check_arrival(timeout_s)
-        # for a short text, a round trip to a thread takes longer than tokenizing
-        payloads = progress.tokenize() if chars <= INLINE_CHARS else await scheduler.prepare_pool.run(progress.tokenize, chars, timeout_s)
-        if payloads:
-            request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)
-            await scheduler.run(request, payloads)
 
     def run(self, payloads: Sequence[EncodingPayload], *, multi_threaded: bool = False) -> Sequence[Outputs]:
         """Returns the outputs of each text that its task keeps.

@@ -5,14 +5,12 @@ the arrival of the request plus the predicted seconds of its earlier items. So a
 no item waits forever, because later requests have later priorities.
 """
 
-import heapq
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
-from itertools import chain, count
+from itertools import chain
 from math import inf
 
 from bertserve.service.errors import RefusedError
-from bertserve.service.scheduling.records import Item, Runner, ScheduledRequest, SizedPayloads
+from bertserve.service.scheduling.records import Item, ScheduledRequest, SizedPayloads
+from bertserve.service.scheduling.waiting_items import WaitingItems
 
 # Nearly every wait is at most this many times its prediction.
 PREDICTION_ERROR = 1.15
@@ -32,8 +30,6 @@ MIN_GAIN = 1 / 16
 
 # Seconds by which the priority of a batch-mate can be later than that of the first item: efficiency must not undo the order.
 MAX_LAG_S = 0.3
-
-_Heap = list[tuple[float, int, Item]]  # by priority, in the order of arrival if priorities are equal
 
 
 class RequestQueue:
@@ -247,64 +243,3 @@ class RequestQueue:
             if saved * self.queue_items > delay * rows and saved >= max(MIN_GAIN * run_s, delay if favors_long else 0.0):
                 return item
         return None
-
-
-class WaitingItems:
-    """The waiting items of all short requests, or of all long ones.
-
-    Attributes:
-        predicted_s: Their predicted seconds, in total.
-    """
-
-    def __init__(self) -> None:
-        """Starts with no items."""
-        self.predicted_s = 0.0
-        self._by_priority: _Heap = []  # has items that no longer wait too
-        # by runner: the different lengths, ascending, at most as many as a batch has tokens; and a heap for each, whose first item waits
-        self._by_length: dict[Runner, tuple[list[int], dict[int, _Heap]]] = {}
-        self._sequence = count()
-
-    def add(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
-        """Adds the next items of a request."""
-        lengths, heaps = self._by_length.setdefault(request.runner, ([], {}))
-        for item in items:
-            self.predicted_s += item.predicted_s
-            if item.length not in heaps:
-                heaps[item.length] = []
-                insort(lengths, item.length)
-            entry = item.priority, next(self._sequence), item
-            heapq.heappush(heaps[item.length], entry)
-            heapq.heappush(self._by_priority, entry)
-
-    def remove(self, item: Item) -> None:
-        """Removes an item that no longer waits."""
-        self.predicted_s -= item.predicted_s
-        lengths, heaps = self._by_length[item.request.runner]
-        heap = heaps[item.length]
-        while heap and heap[0][2] not in heap[0][2].request.waiting:
-            heapq.heappop(heap)
-        if not heap:
-            del heaps[item.length], lengths[bisect_left(lengths, item.length)]
-        if not lengths:
-            del self._by_length[item.request.runner]  # it would keep a model in memory
-        if not self._by_length:  # sums of floats drift, and items that no longer wait stay in the heap
-            self.predicted_s = 0.0
-            self._by_priority.clear()
-
-    def first(self) -> Item | None:
-        """Returns the first item by priority."""
-        heap = self._by_priority
-        while heap and heap[0][2] not in heap[0][2].request.waiting:
-            heapq.heappop(heap)
-        return heap[0][2] if heap else None
-
-    def nearest(self, runner: Runner, length: int, last_priority: float) -> Iterator[Item]:
-        """Yields a runner's first item of the greatest length up to `length`, and its first item of the smallest length above it."""
-        lengths, heaps = self._by_length.get(runner, ([], {}))
-        place = bisect_right(lengths, length)
-        for places in (range(place - 1, -1, -1), range(place, len(lengths))):
-            for i in places:
-                priority, _, item = heaps[lengths[i]][0]
-                if priority <= last_priority:
-                    yield item
-                    break

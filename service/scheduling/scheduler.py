@@ -13,15 +13,16 @@ from enum import IntEnum, auto
 from math import inf
 from typing import Any
 
-from bertserve.service.errors import EXPIRED, EngineError, ExpiredError, UnavailableError, error_for_caller
+from bertserve.service.errors import EngineError, ExpiredError, UnavailableError, error_for_caller
 from bertserve.service.scheduling.inference_thread import InferenceThread
 from bertserve.service.scheduling.records import Item, ScheduledRequest, SizedPayloads
 from bertserve.service.scheduling.request_queue import RECENT_S, RequestQueue
-from bertserve.service.text.prepare_pool import PreparePool
 
 logger = logging.getLogger("bertserve.scheduler")
 
 POLL_INTERVAL_S = 0.02
+
+EXPIRED = "the request's deadline passed while it waited; send less at once, or raise `x-request-timeout-ms` or the body's `timeout`."
 
 
 class State(IntEnum):
@@ -42,7 +43,6 @@ class Scheduler:
         clock: Returns monotonic seconds.
         multi_threads: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at most
             `queue.threads` for the last `RECENT_S` seconds. A single run is not limited.
-        prepare_pool: Tokenizes long texts.
         second: Calls of `check_hung_runs`.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
@@ -52,15 +52,13 @@ class Scheduler:
         queue: RequestQueue,
         *,
         multi_threads: int = 1,
-        prepare_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         on_hang: Callable[[], None] = lambda: None,
     ) -> None:
-        """Creates a scheduler for an empty queue, with `prepare_threads` for long texts. It calls `on_hang` for each run that hangs."""
+        """Creates a scheduler for an empty queue. It calls `on_hang` for each run that hangs."""
         self.queue = queue
         self.clock = clock
         self.multi_threads = multi_threads
-        self.prepare_pool = PreparePool(prepare_threads, self._check_running)  # cancelled calls would look like clients that have left
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
         self._last_crowded = -inf  # last time at which the active and waiting runs were too many for multi-threaded runs
@@ -124,6 +122,15 @@ class Scheduler:
                 raise self._unavailable_error()
             self.queue.check_arrival(timeout_s, self._remaining_s())
 
+    def check_running(self) -> None:
+        """Checks whether runs can start.
+
+        Raises:
+            UnavailableError: The scheduler has stopped, or has failed.
+        """
+        if self._state is State.STOPPED:
+            raise self._unavailable_error()
+
     async def run(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
 
@@ -139,7 +146,7 @@ class Scheduler:
         """
         request.future = self._loop.create_future()
         with self._lock:
-            self._check_running()
+            self.check_running()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(EXPIRED)
             self.queue.put(request, payloads, time_left_s, self._remaining_s())
@@ -162,10 +169,9 @@ class Scheduler:
         """Ends the threads: refuses new requests, lets others finish for some seconds, and fails the rest; returns how many it fails."""
         self.advance(State.DRAINING)
         end = self._loop.time() + shutdown_timeout_s
-        while (self.queue.requests or self.prepare_pool.chars) and self._state is State.DRAINING and self._loop.time() < end:
+        while self.queue.requests and self._state is State.DRAINING and self._loop.time() < end:
             await asyncio.sleep(POLL_INTERVAL_S)
         aborted = self.abort()
-        self.prepare_pool.stop()
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in self._threads))
         return aborted
@@ -284,10 +290,6 @@ class Scheduler:
         elif self._state is not State.STOPPED:
             self._threads.append(InferenceThread(self, f"inference-{len(self._threads) + self._hangs}"))
             self._threads[-1].start()
-
-    def _check_running(self) -> None:
-        if self._state is State.STOPPED:
-            raise self._unavailable_error()
 
     def _unavailable_error(self) -> UnavailableError:
         reason = self.failure or "the service is stopping"

@@ -31,14 +31,14 @@ async def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(
     path = tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
     settings = ModelSettings(provider=provider)
     expected = {(name, shape) for name in THREADS for shape in SHAPES} if provider != "cpu" else set()
-    scheduler, metrics = Harness(threads=2).scheduler, Metrics()
-    load_model(path, settings=settings, scheduler=scheduler, metrics=metrics)
-    scheduler.start()
+    harness, metrics = Harness(threads=2), Metrics()
+    load_model(path, settings=settings, dispatcher=harness.dispatcher, metrics=metrics)
+    harness.scheduler.start()
     assert {(name, shape) for name, shape in runs if name in THREADS} == expected
     runs.clear()
-    await asyncio.to_thread(load_model, path, settings=settings, scheduler=scheduler, metrics=metrics)
+    await asyncio.to_thread(load_model, path, settings=settings, dispatcher=harness.dispatcher, metrics=metrics)
     assert {(name, shape) for name, shape in runs if name in THREADS} == expected
-    await scheduler.stop(0)
+    await harness.scheduler.stop(0)
 
 
 @on_loop(threads=2)
