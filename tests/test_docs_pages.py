@@ -124,4 +124,4 @@ def test_each_example_with_generated_numbers_is_a_command_and_its_answer(page: P
 
 @pytest.mark.parametrize("page", [*CURRENT, ROOT / "Dockerfile"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_document_has_a_path_of_this_machine(page: Path) -> None:
-    assert None is re.search(r"/(work|root|tmp)/", page.read_text(encoding="utf-8"))
+    assert re.search(r"/(work|root|tmp)/", page.read_text(encoding="utf-8")) is None

@@ -40,9 +40,8 @@ def run_in_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) ->
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [python.with_name(command), *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        words = [python.with_name(command), *arguments]
+        return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
     return run
 

@@ -24,7 +24,7 @@ def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] 
     with http_server(info_then_ok) as server:
         target, info = probe_target(f"http://127.0.0.1:{server.port}/fill-mask=mask", {}, texts=1, seed=0)
 
-    assert None is info  # a report needs also the model's name
+    assert info is None  # a report needs also the model's name
     assert [json.loads(body)["inputs"].count(mask) for body in (server.bodies[1], target.bodies[0].content)] == [1, 1]
 
 

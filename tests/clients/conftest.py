@@ -26,9 +26,8 @@ needs_browser = pytest.mark.skipif(
 
 def in_browser(script: str, url: str, *more: str) -> dict[str, Any]:
     """Returns the JSON output of a script that visits a page in Chromium."""
-    visit = subprocess.run(
-        [str(NODE), str(HERE / script), url, str(CHROMIUM), *more], capture_output=True, text=True, timeout=240, check=False
-    )
+    command = [str(NODE), str(HERE / script), url, str(CHROMIUM), *more]
+    visit = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert visit.returncode == 0, visit.stderr
     page: dict[str, Any] = json.loads(visit.stdout)
     return page

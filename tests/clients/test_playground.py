@@ -84,7 +84,7 @@ def test_words_are_explained_on_request_and_up_to_a_length(url: str) -> None:
     """The first latency that a user sees has no runs for an explanation."""
     page = visit(url)
 
-    assert False is page["explains"]
+    assert page["explains"] is False
     assert "too long to explain" in page["tooLong"]
 
 

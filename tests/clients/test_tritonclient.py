@@ -50,7 +50,7 @@ def test_outputs_have_the_requested_form(client: triton.InferenceServerClient) -
     answer = client.infer("sentiment", [text_input("inputs", *TEXTS)], outputs=[triton.InferRequestedOutput("label", binary_data=False)])
 
     assert answer.as_numpy("label").tolist() == ["positive", "negative"]
-    assert None is answer.as_numpy("scores")
+    assert answer.as_numpy("scores") is None
 
 
 def test_questions_are_answered_and_texts_are_embedded(client: triton.InferenceServerClient) -> None:

@@ -176,9 +176,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("attack", "proxy"), list(cases()))
-def test_a_replica_behind_a_proxy_withstands_an_attack(
-    service: Measured, outcomes: dict[tuple[str, str], Outcome], attack: str, proxy: str
-) -> None:
+def test_a_replica_withstands_an_attack(service: Measured, outcomes: dict[tuple[str, str], Outcome], attack: str, proxy: str) -> None:
     for _ in range(TRIES):
         outcome = outcomes[attack, proxy] = service.attacked(attack, service.proxies[proxy])
         if outcome.holds:

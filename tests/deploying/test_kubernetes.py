@@ -83,9 +83,7 @@ def test_the_kserve_predictor_requires_an_api_key() -> None:
 
 def test_probes_use_existing_paths() -> None:
     paths = {path for path, methods in facts.openapi()["paths"].items() if "get" in methods}
-    assert {item.path for item in services()} == {
-        path for path in manifests.files() if "readinessProbe:" in path.read_text(encoding="utf-8")
-    }
+    assert {item.path for item in services()} == {path for path in manifests.files() if "readinessProbe:" in path.read_text("utf-8")}
     for container in services():
         [port] = container.spec["ports"]
         probes = [container.spec[name]["httpGet"] for name in PROBES]
@@ -195,9 +193,6 @@ def test_containers_have_no_privileges(container: Container) -> None:
     if container.path.parent.name == "gpu" or (container.path.parent.name == "models-volume" and container.spec["name"] == "bertserve"):
         assert "securityContext" not in container.spec  # the base has it
         return
-    assert container.spec["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    context = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert container.spec["securityContext"] == context
     assert "memory" in container.spec["resources"]["limits"]

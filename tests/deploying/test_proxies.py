@@ -90,13 +90,12 @@ def test_sizes_match_the_limits_of_the_service() -> None:
 
 def test_the_proxies_have_the_same_limits() -> None:
     """Connections and streams of an address, requests of an address per second, and open requests of a replica."""
-    of_haproxy = [
-        value(HAPROXY, name) for name in ("sc0_conn_cur gt", "sc1_conn_cur gt", "sc0_http_req_rate gt", "on-error fastinter maxconn")
-    ]
+    names = ("sc0_conn_cur gt", "sc1_conn_cur gt", "sc0_http_req_rate gt", "on-error fastinter maxconn")
     rate, burst = (int(number) for number in re.findall(r"(?:rate=|burst=)(\d+)", NGINX))
     assert burst == rate
     [most] = set(re.findall(r"max_conns=(\d+)", NGINX))
-    assert [value(NGINX, "limit_conn address"), value(NGINX, "limit_conn stream"), rate, int(most)] == of_haproxy
+    of_nginx = [value(NGINX, "limit_conn address"), value(NGINX, "limit_conn stream"), rate, int(most)]
+    assert of_nginx == [value(HAPROXY, name) for name in names]
 
 
 def test_a_replica_drains_longer_than_haproxy_needs_to_notice() -> None:
@@ -276,9 +275,7 @@ def test_an_address_has_a_limit_of_requests(service: Balanced, tmp_path: Path) -
             assert other.post("/classify", json=BODY).status_code == 200
 
     assert {answer.status_code for answer in answers} == {200, 429}
-    assert {(each.headers["retry-after"], each.json()["error_type"]) for each in answers if each.status_code == 429} == {
-        ("1", "overloaded")
-    }
+    assert {(one.headers["retry-after"], one.json()["error_type"]) for one in answers if one.status_code == 429} == {("1", "overloaded")}
 
 
 @through_proxies

@@ -200,12 +200,10 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
 
 def test_both_halves_have_the_same_share_of_each_label() -> None:
     counts = {"negative": 90, "neutral": 9, "positive": 41}
-    examples = [
-        LabeledRow(Row(values={"text": f"{label} {i}"}), frozenset([label])) for label, count in counts.items() for i in range(count)
-    ]
-    halves = split(examples)
+    rows = [LabeledRow(Row(values={"text": f"{label} {i}"}), frozenset([label])) for label, count in counts.items() for i in range(count)]
+    halves = split(rows)
 
-    assert split(examples) == halves
+    assert split(rows) == halves
     for label, count in counts.items():
         assert {sum(example.gold == {label} for example in half) for half in halves} == {count // 2, count - count // 2}
 
@@ -238,11 +236,8 @@ def test_entities_are_tested_as_wholes(tmp_path: Path, calibrate: Calibrate) -> 
 
     assert (calibration.method, calibration.scale[0]) == ("tags", pytest.approx(0.5, rel=0.2))
     assert calibration.label_counts.keys() == {"PER"}
-    for aim, fact in (
-        ("PERS:precision=0.5", "no label `PERS`"),
-        ("coverage=0.9", "exclude each other"),
-        ("LOC:recall=0.5", "no correct `LOC`"),
-    ):
+    facts = {"PERS:precision=0.5": "no label `PERS`", "coverage=0.9": "exclude each other", "LOC:recall=0.5": "no correct `LOC`"}
+    for aim, fact in facts.items():
         assert_exit(2, calibrate(path, "--data", data(tmp_path, *lines[:100]), "--aim", aim, "--overwrite"), fact)
 
 

@@ -86,9 +86,7 @@ ALIASES = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]"
     ],
     ids=range(9),
 )
-def test_broken_front_matter_and_a_large_card_cause_a_warning(
-    tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_broken_front_matter_and_a_large_card_are_logged(tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Invalid YAML does not make the export fail. Bytes that are not UTF-8 are not decoded with another encoding."""
     assert read_card_metadata(find_card(card(tmp_path, content).parent)) == fields()
     [record] = caplog.records

@@ -84,7 +84,7 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
     command = [Path(sys.executable).with_name("bert-serve"), "check", "--model", "reviews", "--cache-dir", "cache", "--precision", "fp32"]
     first, second = (subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True) for _ in range(2))
 
-    assert "reviews: text-classification, cpu/fp32: ok\n" == first.stdout == second.stdout
+    assert first.stdout == second.stdout == "reviews: text-classification, cpu/fp32: ok\n"
     assert "parity    cpu/fp32" in first.stderr
     assert second.stderr == ""
     assert "dynamo opset 18" in first.stderr  # the command's default tracer; other tests override it
@@ -126,9 +126,7 @@ def test_malformed_metrics_are_a_usage_error(output: Path, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("module", ["torch", "onnxruntime"])
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(
-    output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
+def test_a_missing_extra_is_named_with_its_install_command(output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     assert_exit(3, run("checkpoint"), f"bert-export: {module} ", "[export,cpu]'")
     assert not output.exists()

@@ -193,7 +193,7 @@ def test_a_question_answering_checkpoint_without_cls_has_no_null_answer(tmp_path
         del pieces[0]
     edit_json(source / "tokenizer.json", post_processor=template)
 
-    assert None is load_checkpoint(str(source)).tokenizer.cls_index
+    assert load_checkpoint(str(source)).tokenizer.cls_index is None
 
 
 @pytest.mark.full_grid

@@ -63,7 +63,7 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
 
     assert [(graph.provider, graph.precision) for graph in graphs] == [("cpu", "fp32"), *GRAPHS]
     assert [graph.default for graph in graphs] == [True, False, True, False, True]
-    assert None is graphs[0].shapes
+    assert graphs[0].shapes is None
     masks = bundle.manifest.task == "fill-mask"
     for graph in graphs[1:]:
         assert graph.shapes == plan_shapes(POSITIONS, masks=masks, ranges=3 if graph.provider == "tensorrt" else 0)
@@ -153,7 +153,7 @@ def test_the_graph_pools_unless_a_request_needs_tokens(pooling: str, tmp_path: P
         own, other = (service.encodings(*EmbedBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
         assert [set(row) for row in service.engine.run(own, small_outputs=True)] == [{"sentence_embedding"}] * 2
         assert [set(row) for row in service.engine.run([*own, other[0]])] == [{"last_hidden_state"}] * 3
-        assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5 if precision == "fp32" else 0.05)
+        assert difference(expected, answers(bundle, provider, precision, bodies), 1e-5 if precision == "fp32" else 0.05) is None
 
 
 @pytest.mark.parametrize("bundle", ["fill-mask"], indirect=True)
@@ -173,7 +173,7 @@ def test_the_graph_of_a_fill_mask_model_returns_the_best_tokens(bundle: Bundle) 
             "top_tokens": (2, min(100, ROWS)),
         }
         assert [set(row) for row in service.engine.run([*small, *whole])] == [{"logits"}] * 2
-        assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5)
+        assert difference(expected, answers(bundle, provider, precision, bodies), 1e-5) is None
     half = answers(bundle, "cuda", "fp16", bodies[:1])
     assert half[0][0][0]["score"] == pytest.approx(expected[0][0][0]["score"], abs=0.02)
 

@@ -164,10 +164,7 @@ def einsum(equation: str, *shape: int) -> tuple[list[onnx.NodeProto], dict[str, 
     return [helper.make_node("Einsum", ["x", "w"], ["y"], equation=equation)], {"w": normal(*shape)}
 
 
-JOINED = [
-    helper.make_node("Reshape", ["x", "heads"], ["split"]),
-    helper.make_node("Einsum", ["split", "w"], ["y"], equation="ibnd,hnd->ibh"),
-]
+JOINED = [helper.make_node("Reshape", ["x", "heads"], ["cut"]), helper.make_node("Einsum", ["cut", "w"], ["y"], equation="ibnd,hnd->ibh")]
 
 
 @pytest.mark.parametrize(

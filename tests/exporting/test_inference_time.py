@@ -27,9 +27,8 @@ def tables(folder: Path, *arguments: str) -> dict[str, list[list[str]]]:
         for before, after in zip(old, new, strict=True):
             if before != after:
                 name, *rows = after.strip().splitlines()
-                rows_by_title[name.removesuffix(" -->").rpartition(": ")[2]] = [
-                    [cell.strip() for cell in row.split("|")[1:-1]] for row in rows
-                ]
+                title = name.removesuffix(" -->").rpartition(": ")[2]
+                rows_by_title[title] = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     return rows_by_title
 
 

@@ -125,9 +125,7 @@ def test_settings_without_an_effect_are_accepted(tmp_path: Path) -> None:
         ({"bias": "all", "modules_to_save": ["transform"]}, None),
     ],
 )
-def test_a_change_of_a_shared_matrix_in_only_one_of_two_places_is_refused(
-    tmp_path: Path, settings: dict[str, Any], message: str | None
-) -> None:
+def test_a_change_of_a_shared_matrix_in_one_of_two_places_is_refused(tmp_path: Path, settings: dict[str, Any], message: str | None) -> None:
     """Peft trains a copy of the matrix for one module, but a merge would change both modules. A shared bias is trained as one tensor."""
     base = transformers.BertForMaskedLM.from_pretrained(FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"))
     adapted = save_adapter(base, tmp_path / "adapter", **{"r": RANK, "target_modules": ["query"], **settings})

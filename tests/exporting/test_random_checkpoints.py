@@ -171,7 +171,7 @@ def _assert_close(expected: Sequence[Any], actual: Sequence[Any]) -> None:
 
 def _assert_decoded(expected: Any, actual: Any) -> None:
     if isinstance(expected, dict):
-        assert pytest.approx({item["label"]: item["score"] for item in actual}, rel=RELATIVE, abs=ABSOLUTE) == expected
+        assert {item["label"]: item["score"] for item in actual} == pytest.approx(expected, rel=RELATIVE, abs=ABSOLUTE)
     elif expected is not None:
         np.testing.assert_allclose(actual, expected, rtol=RELATIVE, atol=ABSOLUTE)
 

@@ -9,9 +9,7 @@ from support import ROOT
 pytestmark = pytest.mark.torch
 
 PAGES = [page for pattern in ("README.md", "docs/**/*.md", "bench/*.md", "examples/*.md") for page in ROOT.glob(pattern)]
-IMPORTS = {
-    line for page in PAGES for line in re.findall(r"^\s*((?:from|import) bertserve\b.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-}
+IMPORTS = {line for page in PAGES for line in re.findall(r"^\s*((?:from|import) bertserve\b.*)$", page.read_text("utf-8"), re.MULTILINE)}
 
 
 @pytest.mark.parametrize("line", sorted(IMPORTS))

@@ -106,7 +106,7 @@ def test_agreement_of_several_values_is_that_of_the_worst_value() -> None:
     """The label with the largest value is not compared because it can be the same for all texts."""
     pairs = [(scored(a=x, b=x, c=1.0), scored(a=x, b=y, c=1.0)) for x, y in zip((0.1, 0.2, 0.3), (0.1, 0.3, 0.2), strict=True)]
 
-    assert pytest.approx(measure("text-classification", VALUES, *pairs).value) == 0.5
+    assert measure("text-classification", VALUES, *pairs).value == pytest.approx(0.5)
     with pytest.raises(ValueError, match="`label`"):
         EXPORT_TASKS["text-classification"].read_gold({"label": "a"}, VALUES)
 
@@ -175,4 +175,4 @@ def test_entity_f1_agrees_with_seqeval(scheme: str | None, seed: int) -> None:
     spans = [[evaluation.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, guesses)]
 
     assert 0 < expected < 1  # some right, some wrong
-    assert pytest.approx(evaluation.micro_f1(*spans), abs=1e-12) == expected
+    assert evaluation.micro_f1(*spans) == pytest.approx(expected, abs=1e-12)

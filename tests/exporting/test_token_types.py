@@ -103,7 +103,7 @@ def test_an_unknown_version_is_refused_where_it_matters(tokenizer: str, version:
 
     assert "--token-types" in refused(source)
     assert max(types_of(source, token_types="template") or ()) == max(template_of(source))
-    assert None is types_of(source, token_types="zero")
+    assert types_of(source, token_types="zero") is None
 
 
 @pytest.mark.parametrize("tokenizer", ["ALBERT", "XLNet"])
@@ -117,7 +117,7 @@ def test_a_version_matters_for_heads_whose_template_has_other_types(tokenizer: s
     if matters:
         assert "--token-types" in refused(source, task=task)
     else:
-        assert None is types_of(source, task=task)
+        assert types_of(source, task=task) is None
         assert "--token-types" in refused(source, task=task, attentions=True)
 
 
@@ -137,7 +137,7 @@ def test_zeros_matter_for_a_model_without_a_table_of_types(tmp_path: Path) -> No
     (source / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     saved_by(OLD, source)
     assert set(types_of(source) or ()) == {0}
-    assert None is types_of(saved_by(NEW, source))
+    assert types_of(saved_by(NEW, source)) is None
     assert "--token-types" in refused(saved_by(None, source))
 
 

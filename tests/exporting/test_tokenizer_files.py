@@ -110,9 +110,8 @@ def test_the_reference_has_the_windows_of_the_service(tmp_path: Path) -> None:
 
 def test_the_model_of_the_file_is_used(tmp_path: Path) -> None:
     source = bert(tmp_path)
-    edit_json(
-        source / "tokenizer.json", model=json.loads((source / "tokenizer.json").read_text())["model"] | {"max_input_chars_per_word": 3}
-    )
+    model = json.loads((source / "tokenizer.json").read_text())["model"]
+    edit_json(source / "tokenizer.json", model=model | {"max_input_chars_per_word": 3})
     assert 1 in load_checkpoint(str(source)).hf_tokenizer("film")["input_ids"]
 
 

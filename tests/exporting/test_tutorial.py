@@ -56,7 +56,7 @@ class Tutorial:
         expected, answer = json.loads(expected), json.loads(self.run(command))
         assert [row[0]["label"] for row in answer] == [row[0]["label"] for row in expected]
         for one, other in zip(expected, answer, strict=True):
-            assert None is difference(one[0], other[0], TOLERANCE)
+            assert difference(one[0], other[0], TOLERANCE) is None
 
 
 def environment() -> dict[str, str]:

@@ -213,7 +213,7 @@ def test_another_checkpoint_fails_and_is_not_written_into_the_bundle(exported: t
 
     assert (code, checks["checkpoint"]["passed"], checks["parity cpu/fp32"]["passed"]) == (1, False, False)
     assert " 5.00e-01, " in checks["parity cpu/fp32"]["detail"]
-    assert False is checks["settings"]["passed"]
+    assert checks["settings"]["passed"] is False
     assert " labels: " in checks["settings"]["detail"]
     assert (exported[1] / MANIFEST_FILE).read_bytes() == before
     assert "update" not in checks
@@ -230,7 +230,7 @@ def test_settings_that_differ_from_the_checkpoints_are_named(tmp_path: Path) -> 
     settings = {"labels": (), "activation": checkpoint.activation, "tokenizer": checkpoint.tokenizer}
     settings["embedding"] = checkpoint.embedding.model_copy(update={"layers": (0, 3, 4), "default_layers": (-2, -1), "combine": "mean"})
     manifest = load_bundle(tiny.bundle(tmp_path, task="feature-extraction")).manifest.model_copy(update=settings)
-    assert None is compare_settings(manifest, checkpoint)
+    assert compare_settings(manifest, checkpoint) is None
     for part, name, value in (
         ("embedding", "pooling", "max"),
         ("embedding", "normalize", False),
@@ -309,9 +309,7 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.torch
-def test_a_revision_of_the_checkpoint_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_revision_of_a_checkpoint_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from bertserve.export.checkpoint.load import LoadOptions
     from bertserve.export.errors import CheckpointError
     from bertserve.export.validation import checkpoint_check

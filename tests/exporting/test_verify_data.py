@@ -221,10 +221,8 @@ def test_metrics_of_a_glue_task_are_those_of_scikit_learn(tmp_path: Path, verify
     else:
         predictions = logits.argmax(axis=1)
         gold = np.where(np.arange(len(predictions)) % 3, predictions, (predictions + 1) % len(labels))
-        expected = {
-            "accuracy": metrics.accuracy_score(gold, predictions),
-            "Matthews correlation": metrics.matthews_corrcoef(gold, predictions),
-        }
+        expected = {"accuracy": metrics.accuracy_score(gold, predictions)}
+        expected["Matthews correlation"] = metrics.matthews_corrcoef(gold, predictions)
         f1 = metrics.f1_score(gold, predictions, average="binary" if len(labels) == 2 else "macro")
         expected["F1" if len(labels) == 2 else "macro F1"] = f1
     lines = [dict(zip(columns, texts, strict=True)) | {"label": value, "idx": 1} for texts, value in zip(pairs, gold.tolist(), strict=True)]
@@ -262,7 +260,7 @@ def test_accuracy_is_the_share_of_correct_labels(tmp_path: Path, verify: Verify,
 
     assert metric(checks, "accuracy") == 0.75
     assert [checks["accuracy cpu/fp32"]["passed"], code == 0] == [passed, passed]
-    assert None is checks["macro F1 cpu/fp32"]["passed"]
+    assert checks["macro F1 cpu/fp32"]["passed"] is None
     assert all(fact in checks["accuracy cpu/fp32"]["detail"] for fact in ("4 labeled", floor))
 
 
@@ -418,9 +416,7 @@ def test_the_correct_choice_is_given_by_index_or_text(tmp_path: Path, verify: Ve
         ("fill-mask", {"text": "no mask"}, "line 1"),
     ],
 )
-def test_invalid_data_is_a_usage_error_with_its_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, line: Any, reason: str
-) -> None:
+def test_invalid_data_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, line: Any, reason: str) -> None:
     if line is not None:
         data(tmp_path, line)
     assert cli.main(["verify", str(sound(tmp_path, task)), "--data", str(tmp_path / "data.jsonl")]) == 2

@@ -85,10 +85,8 @@ def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
     inputs, parameters = request["inputs"], request.get("parameters", {})
     items = inputs if isinstance(inputs, list) else [inputs]
     answers = [reference.pipeline_answer(item, parameters) for item in items]
-    return {
-        "windows": [reference.windows(item, parameters) for item in items],
-        "answer": answers if isinstance(inputs, list) else answers[0],
-    }
+    windows = [reference.windows(item, parameters) for item in items]
+    return {"windows": windows, "answer": answers if isinstance(inputs, list) else answers[0]}
 
 
 def _rounded(logits: list[float]) -> list[float]:

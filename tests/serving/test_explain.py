@@ -117,9 +117,8 @@ def test_the_value_of_a_regression_is_explained(api: Send) -> None:
 def test_words_of_a_pair_name_their_text(api: Send) -> None:
     pair = {"text": "a good film", "text_pair": "the film is good"}
     ((best, *_),) = result_of(api, CLASSIFY, pair, explain=True)
-    assert [(item["field"], item["word"]) for item in best["explanation"]] == [
-        (field, word) for field, text in pair.items() for word in text.split()
-    ]
+    words = [(field, word) for field, text in pair.items() for word in text.split()]
+    assert [(item["field"], item["word"]) for item in best["explanation"]] == words
     assert_explained(api, CLASSIFY, pair, best)
 
 
@@ -158,11 +157,8 @@ def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api
     assert "explanation" not in second
     places = [len(PASSAGE[:at].split()) for at in (best["start"], best["end"])]
     span = range(places[0], places[1])
-    assert [item["word"] for item in best["explanation"]] == [
-        *QUESTION.split(),
-        *PASSAGE.split()[: span.start],
-        *PASSAGE.split()[span.stop :],
-    ]
+    words = PASSAGE.split()
+    assert [item["word"] for item in best["explanation"]] == [*QUESTION.split(), *words[: span.start], *words[span.stop :]]
     for item in best["explanation"]:
         variant = without(inputs, item)
         shift = item["field"] == "context" and item["start"] < best["start"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bertserve.service.tasks import token_classification
+from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.step import TextInput, window_spans
 from golden import cases
 from support import embedded
@@ -40,14 +41,11 @@ def answer(request: TextInput[token_classification.TokenClassificationParameters
 def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) -> None:
     """Labels, offsets and order are equal, and scores agree to 1e-6; `word` is the text between the offsets."""
     body = embedded.parse(token_classification.TASK, case["request"])
-    actual = body.to_response(
-        [answer(request, windows) for request, windows in zip(body.task_inputs(NER.manifest), case["windows"], strict=True)]
-    )
-    expected = case.get("corrected", case["answer"])
+    requests, expected = list(body.task_inputs(NER.manifest)), case.get("corrected", case["answer"])
+    actual = [answer(request, windows) for request, windows in zip(requests, case["windows"], strict=True)]
 
-    for request, expected_text, actual_text in zip(
-        body.task_inputs(NER.manifest), expected if body.is_list else [expected], actual if body.is_list else [actual], strict=True
-    ):
+    assert body.to_response(actual) == (actual if body.is_list else actual[0])
+    for request, expected_text, actual_text in zip(requests, expected if body.is_list else [expected], actual, strict=True):
         keys = [key for key in ("entity", "entity_group", "index", "start", "end") if expected_text and key in expected_text[0]]
         assert [[item[key] for key in keys] for item in actual_text] == [[item[key] for key in keys] for item in expected_text]
         assert [item["score"] for item in actual_text] == [pytest.approx(item["score"], abs=1e-6) for item in expected_text]
@@ -63,9 +61,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
             embedded.parse(token_classification.TASK, case["request"]).task_inputs(NER.manifest), case["windows"], strict=True
         ):
             logits = [np.array(window["logits"], dtype=np.float32) for window in windows if window["count"]]
-            best = [
-                np.sort(np.exp(x - x.max(-1, keepdims=True)) / np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) for x in logits
-            ]
+            best = [np.sort(activate(x, "softmax")) for x in logits]
             if not best or min((x[:, -1] - x[:, -2]).min() for x in best) < 0.1:
                 continue
             plain = ner_input(request.text, stride=request.parameters.stride)

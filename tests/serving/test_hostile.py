@@ -9,19 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertserve.service.tasks.catalog import TASKS
-from support import hostile
+from support import hostile, tiny
 from support.app_client import Send
 
 ALLOWED = {200, 400, 404, 413, 415, 422}
 SHARE = 0.75  # share of all cases; test_raw_http.py and test_description.py have the rest
-MODELS = {
-    "text-classification": "/models/classifier",
-    "token-classification": "/models/names",
-    "question-answering": "/models/passages",
-    "fill-mask": "/models/masks",
-    "multiple-choice": "/models/choices",
-    "feature-extraction": "/models/vectors",
-}
+MODELS = {"text-classification": "/models/classifier", "feature-extraction": "/models/vectors"}
+MODELS |= {task: f"/models/{name}" for name, task in tiny.TASKS_OF.items()}
 
 
 def assert_clear(response: httpx.Response, request: bytes) -> None:

@@ -63,9 +63,7 @@ class Runs:
             powers = np.exp(logits - logits.max())
             return powers / powers.sum()
 
-        return {
-            tokens: float(np.prod([probabilities(tokens[:i])[token] for i, token in enumerate(tokens)])) for tokens in product(*choices)
-        }
+        return {tokens: float(np.prod([probabilities(tokens[:i])[id_] for i, id_ in enumerate(tokens)])) for tokens in product(*choices)}
 
 
 @pytest.fixture(name="runs", scope="module")

@@ -132,18 +132,10 @@ def test_no_error_logs_a_value_of_its_caller(api: Send, caplog: pytest.LogCaptur
 def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     post(models, "/models/tiny", {"inputs": 5})
     [record] = [record for record in caplog.records if hasattr(record, "request_id")]
-    names = ("request_id", "method", "path", "client", "task", "model", "status", "error_type")
+    request = {"request_id": "r-1", "method": "POST", "path": "/models/tiny", "client": "127.0.0.1"}
+    expected = request | {"task": "text-classification", "model": "tiny", "status": 422, "error_type": "invalid_value"}
 
-    assert tuple(record.__dict__[name] for name in names) == (
-        "r-1",
-        "POST",
-        "/models/tiny",
-        "127.0.0.1",
-        "text-classification",
-        "tiny",
-        422,
-        "invalid_value",
-    )
+    assert {name: record.__dict__[name] for name in expected} == expected
 
 
 logger = logging.getLogger("bertserve.test")

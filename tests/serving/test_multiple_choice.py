@@ -59,7 +59,7 @@ def test_tensors_accept_a_context(api: Send) -> None:
     (scores,) = post(api, {"inputs": tensors, "outputs": [{"name": "score"}]}, path="/v2/models/choices/infer").json()["outputs"]
     expected = result_of(api, CHOOSE, QUESTION | {"context": "the book was dull"})
 
-    assert pytest.approx(scores["data"]) == [item["score"] for item in sorted(expected, key=lambda item: item["index"])]
+    assert scores["data"] == pytest.approx([item["score"] for item in sorted(expected, key=lambda item: item["index"])])
     pair_tensor = tensors[1] | {"data": ["a", "b"], "shape": [2]}
     message = error_of(post(api, {"inputs": [tensors[0], pair_tensor, tensors[2]]}, path="/v2/models/choices/infer"), 422, "invalid_value")
     assert "`context`" in message

@@ -258,7 +258,7 @@ def test_too_many_tensors_or_texts_are_refused(api: Send) -> None:
 
 
 def test_server_metadata_and_health_are_served(api: Send) -> None:
-    assert "bertserve" == api("GET", "/v2").json()["name"] == api("GET", "/v2/").json()["name"]
+    assert api("GET", "/v2").json()["name"] == api("GET", "/v2/").json()["name"] == "bertserve"
     assert api("GET", "/v2/health/live").json() == {"live": True}
     assert api("GET", "/v2/health/ready").json() == {"ready": True, "live": True}
     assert api("GET", "/v2/models/nli/ready").status_code == 200

@@ -88,9 +88,7 @@ async def test_the_access_log_has_probes_only_on_request(models: Path, caplog: p
 
 def test_the_description_has_an_id_of_each_operation_and_its_errors_by_status(models: Path) -> None:
     document = call(models, "GET", "/openapi.json").json()
-    names = {
-        (method, path): operation["operationId"] for path, methods in document["paths"].items() for method, operation in methods.items()
-    }
+    names = {(method, path): entry["operationId"] for path, methods in document["paths"].items() for method, entry in methods.items()}
 
     assert len(set(names.values())) == len(names)
     assert (names["post", "/classify"], names["post", "/fill-mask"]) == ("classify", "fill_mask")

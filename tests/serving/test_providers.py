@@ -77,10 +77,8 @@ def loader(*, driver: Driver | None, missing: str = "") -> Callable[[str], Any]:
 
 def test_cuda_computes_float32_without_tf32(tmp_path: Path) -> None:
     """With TF32, a float32 graph would not match its validation report. The memory arena grows only by the requested size."""
-    assert [providers.cuda_options(graph(tmp_path / precision, precision=precision))["use_tf32"] for precision in ("fp32", "fp16")] == [
-        "0",
-        "1",
-    ]
+    options = {kind: providers.cuda_options(graph(tmp_path / kind, precision=kind)) for kind in ("fp32", "fp16")}
+    assert [options[kind]["use_tf32"] for kind in ("fp32", "fp16")] == ["0", "1"]
     assert providers.cuda_options(graph(tmp_path / "arena"))["arena_extend_strategy"] == "kSameAsRequested"
 
 

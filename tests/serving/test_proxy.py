@@ -23,15 +23,10 @@ async def send_all(
 
 
 async def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> None:
-    calls = [
-        ("POST", "/bert/classify"),
-        ("POST", "/classify"),
-        ("GET", "/bert/health"),
-        ("GET", "/bert/models/tiny"),
-        ("POST", "/berta/classify"),
-    ]
+    posts = [("POST", path) for path in ("/bert/classify", "/classify", "/berta/classify")]
+    calls = [*posts, ("GET", "/bert/health"), ("GET", "/bert/models/tiny")]
 
-    assert [answer.status_code for answer in await send_all(models, *calls, root_path="/bert")] == [200, 200, 200, 200, 404]
+    assert [answer.status_code for answer in await send_all(models, *calls, root_path="/bert")] == [200, 200, 404, 200, 200]
 
 
 async def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:

@@ -65,15 +65,12 @@ async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> N
         await asyncio.gather(*clients)
         lines = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith("bertserve_model_info{")]
         assert len(lines) == 4
-        assert [line.endswith(" 1.0") for line in lines] == [
-            f'version="{state.registry.get("tiny").bundle.version}"' in line for line in lines
-        ]
+        version = f'version="{state.registry.get("tiny").bundle.version}"'
+        assert [line.endswith(" 1.0") for line in lines] == [version in line for line in lines]
     assert len(answers_seen) == 4
 
 
-async def test_models_loaded_at_the_start_are_freed_without_a_collection(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_models_of_the_start_are_freed_without_a_collection(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server excludes these models from garbage collection, so they must not be part of a reference cycle."""
     old: list[weakref.ref[Any]] = []
 
@@ -123,9 +120,7 @@ async def test_the_log_says_who_changed_which_model_and_why_it_failed(
     assert "hunter2" not in str([vars(record) for record in caplog.records])
 
 
-async def test_a_change_cancelled_at_the_shutdown_is_not_logged_as_done(
-    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_change_cancelled_by_shutdown_is_not_logged_as_done(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "bertserve.audit")
     entry = asyncio.Event()
 

@@ -48,11 +48,8 @@ AMBIGUOUS = ("newline", "null", "next line", "overlong letter", "encoded slash i
 
 class Exchange:
     def __init__(self, method: str, raw_path: str, authorization: bytes, root_path: str = "") -> None:
-        headers = [
-            (b"host", b"test"),
-            (b"content-type", b"application/json"),
-            *([(b"authorization", authorization)] if authorization else []),
-        ]
+        headers = [(b"host", b"test"), (b"content-type", b"application/json")]
+        headers += [(b"authorization", authorization)] if authorization else []
         self.scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},

@@ -341,9 +341,7 @@ def test_a_row_whose_prediction_has_another_type_is_not_written_to_parquet(tmp_p
 
 
 @pytest.mark.parametrize("column", [pa.array([Decimal("1.5")]), pa.array([1]), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))])
-def test_a_column_of_parquet_without_texts_is_copied_or_named(
-    models: Path, tmp_path: Path, column: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_column_without_texts_is_copied_or_named(models: Path, tmp_path: Path, column: Any, capsys: pytest.CaptureFixture[str]) -> None:
     table = pa.table({"text": ["good"], "odd": column})
     pq.write_table(table, tmp_path / "in.parquet")
     assert run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == 0

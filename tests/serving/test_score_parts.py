@@ -113,9 +113,7 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
     assert points > 4
 
 
-def test_the_parts_of_other_options_or_of_another_input_are_not_used(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_parts_of_other_options_or_another_input_are_not_used(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, output = json_lines(tmp_path / "in.jsonl", *({"text": text} for text in TEXTS)), tmp_path / "out.jsonl"
     with failing_at(2, OSError(errno.ENOSPC, "No space left on device")):
         assert run(models, source, output) == 1

@@ -22,9 +22,8 @@ from support import metric, tiny
 from support.app_client import assert_same, run_with_client, state_of
 from support.fakes import FakeRunner, record_runs
 
-PLAN = ShapePlan(
-    buckets=(ShapeBucket(length=8, rows=(1, 2, 4, 6)), ShapeBucket(length=16, rows=(1, 3)), ShapeBucket(length=32, rows=(1, 2)))
-)
+ROWS = {8: (1, 2, 4, 6), 16: (1, 3), 32: (1, 2)}
+PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=length, rows=rows) for length, rows in ROWS.items()))
 MASKED = PLAN.model_copy(update={"masks": (1, 4, 16, 64)})
 SHAPES = {(rows, b.length) for b in PLAN.buckets for rows in b.rows}
 TEXTS = ["good", "a good film", " ".join(["a dull book and"] * 3), " ".join(["the film was not good ,"] * 5), "bad"] * 5

@@ -74,9 +74,7 @@ def calls(tmp_path: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_a_bundle_is_served_in_place_and_model_and_models_can_be_combined(
-    models: Path, checkpoint: Path, fake: Fake, tmp_path: Path
-) -> None:
+def test_a_bundle_is_served_in_place_and_model_and_models_combine(models: Path, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
     tiny.bundle(models, "other")
     alone = with_sources(settings(tmp_path, "--model", str(models / "tiny")))
     both = with_sources(settings(tmp_path, "--model", str(checkpoint), "--models", str(models)))
@@ -140,9 +138,7 @@ def test_the_second_start_uses_the_cached_bundle(checkpoint: Path, fake: Fake, t
     assert len(calls(tmp_path)) == 1
 
 
-def test_a_bundle_without_int8_is_served_with_a_warning(
-    checkpoint: Path, fake: Fake, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_serving_a_bundle_without_int8_is_a_warning(checkpoint: Path, fake: Fake, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """bert-export exits with 4 if int8 failed and fp32 succeeded. The next start uses the same bundle."""
     fake("import atexit, os; atexit.register(os._exit, 4)")
     flags = ("--model", str(checkpoint))

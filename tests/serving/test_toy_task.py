@@ -54,12 +54,10 @@ def test_wrong_bodies_are_refused_like_those_of_other_tasks(api: Send) -> None:
 def test_the_toy_task_is_described(api: Send) -> None:
     assert tuple(api("GET", "/count/info").json()[key] for key in ("name", "endpoints", "default_of")) == ("toy", ["/count"], ["/count"])
     assert api("GET", "/count/health").status_code == 200
-    post = api("GET", "/openapi.json").json()["paths"]["/count"]["post"]
-    assert "#/components/schemas/ToyBody" in json.dumps(post["requestBody"])
-    examples = api("GET", "/openapi.json").json()["paths"]["/models/{name}"]["post"]["requestBody"]["content"]["application/json"][
-        "examples"
-    ]
-    assert examples["count"]["value"] == {"inputs": {"left": "a film", "right": "a book"}}
+    paths = api("GET", "/openapi.json").json()["paths"]
+    assert "#/components/schemas/ToyBody" in json.dumps(paths["/count"]["post"]["requestBody"])
+    content = paths["/models/{name}"]["post"]["requestBody"]["content"]
+    assert content["application/json"]["examples"]["count"]["value"] == {"inputs": {"left": "a film", "right": "a book"}}
 
 
 def test_the_toy_task_answers_instances(api: Send) -> None:

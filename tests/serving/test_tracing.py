@@ -260,17 +260,13 @@ async def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Coll
         await client.post("/classify", json={"inputs": 1}, headers={"traceparent": TRACEPARENT})
     lines = [record.__dict__ for record in caplog.records if record.name in ("bertserve.access", "bertserve.errors")]
     span = collector.one("POST /classify")
-    assert (
-        values(span)["http.response.status_code"],
-        values(span).get("error.type"),
-        span.status.code,
-    ) == (422, None, Status.STATUS_CODE_UNSET)
+    assert values(span)["http.response.status_code"] == 422
+    assert "error.type" not in values(span)
+    assert span.status.code == Status.STATUS_CODE_UNSET
     assert [(line.get("trace_id"), line.get("span_id")) for line in lines] == [(CALLER, span.span_id.hex())] * 2
 
 
-async def test_an_unreachable_collector_has_no_effect(
-    models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_absent_collector_has_no_effect(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = Tracer("http://127.0.0.1:1/v1/traces")
     async with serving(replace(state_of(models), tracer=tracer)) as client:

@@ -21,9 +21,7 @@ SHAPES = {(1, 16), (4, 16), (1, 32)}
 
 
 @pytest.mark.parametrize("provider", ["cuda", "cpu"])
-async def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: Any
-) -> None:
+async def test_a_gpu_model_runs_its_planned_shapes_on_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: Any) -> None:
     """This applies at the start and after a reload. On a CPU, the runs that are timed at the load suffice."""
     runs: set[tuple[str, Any]] = set()
     record_runs(monkeypatch, lambda feed: runs.add((threading.current_thread().name, feed["input_ids"].shape)), provider="cpu")

@@ -188,9 +188,8 @@ def modernbert_tokenizer() -> Any:
     """Returns a byte-level BPE tokenizer with BERT's special tokens."""
     names = {name: f"[{name[:3].upper()}]" for name in ("unk_token", "cls_token", "sep_token", "pad_token")}
     mask = tokenizers.AddedToken("[MASK]", lstrip=True)
-    return _generic(
-        _bpe([*names.values(), "[MASK]"]), "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", normalizers.NFC(), **names, mask_token=mask
-    )
+    model = _bpe([*names.values(), "[MASK]"])
+    return _generic(model, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", normalizers.NFC(), **names, mask_token=mask)
 
 
 def gpt_tokenizer() -> Any:

@@ -21,12 +21,7 @@ AUTO = {task: auto for task, (_, auto) in HEADS.items()} | {EMBED: transformers.
 QUICK = [name for name in FAMILIES if name not in ("ERNIE", "CamemBERT", "DeBERTa v2", "XLM", "GPT", "LLaMA", "BART", "T5")]
 MODELS = [(family, task) for family, task in CASES if family in QUICK and task in HEADS] + [(family, EMBED) for family in QUICK]
 # Name of the activation field in a family's configuration; the other families have `hidden_act`.
-ACTIVATION_FIELDS = {
-    "DistilBERT": "activation",
-    "XLNet": "ff_activation",
-    "ModernBERT": "hidden_activation",
-    "GPT-2": "activation_function",
-}
+ACTIVATIONS = {"DistilBERT": "activation", "XLNet": "ff_activation", "ModernBERT": "hidden_activation", "GPT-2": "activation_function"}
 LAYER_FIELDS = {"DistilBERT": "n_layers", "XLNet": "n_layer", "GPT-2": "n_layer"}
 # Templates of a single text and of a pair; C and S are the tokenizer's first and last special tokens.
 TEMPLATES = {
@@ -226,7 +221,7 @@ def write(case: Case, folder: Path) -> Path:
     if case.family != "XLNet":  # XLNet's positions are relative
         fields["max_position_embeddings"] = case.positions + max(family.offset, variant.get("pad_token_id", -1) + 1)
     if case.activation:
-        fields[ACTIVATION_FIELDS.get(case.family, "hidden_act")] = case.activation
+        fields[ACTIVATIONS.get(case.family, "hidden_act")] = case.activation
     if case.task.endswith("-classification"):
         fields |= naming(tuple(f"L{i}" for i in range(case.labels))) | {"problem_type": case.problem_type}
     fields |= variant

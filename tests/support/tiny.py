@@ -139,6 +139,7 @@ OUTPUTS = {
     "multiple-choice": [{"name": "logits", "kind": "per_text"}],
     "feature-extraction": [{"name": name, "kind": "per_token"} for name in ("last_hidden_state", "last_four_hidden_states")],
 }
+TASKS_OF = {"names": "token-classification", "passages": "question-answering", "masks": "fill-mask", "choices": "multiple-choice"}
 EMBEDDING = {"pooling": "mean", "normalize": False, "dimensions": HIDDEN, "layers": "last_four"}
 LABELS_OF = {"text-classification": LABELS, "token-classification": ("O", "B-PER", "I-PER", "B-LOC")}
 EXAMPLES = {
@@ -267,12 +268,7 @@ def replace_graph(path: Path, model: onnx.ModelProto | bytes, **changes: Any) ->
 
 def every_kind(folder: Path, *, max_length: int = 32) -> Path:
     """Writes a bundle of every kind to a models folder and returns the folder."""
-    for name, task in (
-        ("names", "token-classification"),
-        ("passages", "question-answering"),
-        ("masks", "fill-mask"),
-        ("choices", "multiple-choice"),
-    ):
+    for name, task in TASKS_OF.items():
         bundle(folder, name, task=task, max_length=max_length)
     bundle(folder, "vectors", task="feature-extraction", max_length=max_length, embedding=EMBEDDING | {"prompts": {"query": "the book "}})
     bundle(folder, "classifier", max_length=max_length)
