@@ -46,12 +46,7 @@ class Authenticator:
     """
 
     def __init__(
-        self,
-        key_file: Path | None = None,
-        *,
-        admin_key_file: Path | None = None,
-        public_health: bool = True,
-        public_metrics: bool = True,
+        self, key_file: Path | None = None, *, admin_key_file: Path | None = None, public_health: bool = True, public_metrics: bool = True
     ) -> None:
         """Reads the files.
 

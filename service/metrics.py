@@ -49,7 +49,6 @@ ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 BY_MODEL = ("task", "model")
 UNKNOWN = "unknown"
 
-
 disable_created_metrics()  # type: ignore[no-untyped-call]  # each collector would have a second, unused series
 
 
@@ -129,8 +128,7 @@ class Metrics:
         )
         self.threads = self._sum_gauge("threads", "Inference threads: batches that can run at once.")
         self.thread_busy = self._counter(
-            "thread_busy_seconds_total",
-            "Seconds in which inference threads had a batch (run and decoding), summed over threads.",
+            "thread_busy_seconds_total", "Seconds in which inference threads had a batch (run and decoding), summed over threads."
         )
         self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.")
         self.loop_lag = self._histogram("event_loop_lag_seconds", "Delay of the event loop in seconds, sampled once per second.")

@@ -241,6 +241,9 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _graphs_match_the_model(self) -> Self:
+        defaults = [graph.provider for graph in self.graphs if graph.default]
+        if sorted(defaults) != sorted({graph.provider for graph in self.graphs}):
+            raise ValueError("each provider needs exactly one graph with `default: true`")
         for graph in self.graphs:
             if self.attention_heads and not graph.has_attentions:
                 raise ValueError(f"`attention_heads` needs an output of the kind `per_map`, which `{graph.file}` does not have")
@@ -265,11 +268,4 @@ class Manifest(Record):
                     raise ValueError(
                         f"`scale` and `bias` of the calibration of `{graph.file}` must have {counts} for the method `{calibration.method}`"
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _one_default_graph_per_provider(self) -> Self:
-        defaults = [graph.provider for graph in self.graphs if graph.default]
-        if sorted(defaults) != sorted({graph.provider for graph in self.graphs}):
-            raise ValueError("each provider needs exactly one graph with `default: true`")
         return self

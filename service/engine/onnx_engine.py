@@ -26,7 +26,6 @@ from bertserve.service.text.tokenizer import Encoding
 
 Feed = dict[str, NDArray[np.int32 | np.int64]]
 
-
 # Messages of onnxruntime, the C++ library and CUDA; none has an error type for them.
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
 # CUDA errors after which every call of the process fails: a kernel has read or written a wrong address or failed otherwise, an assertion

@@ -31,13 +31,7 @@ _PROBE = bytes.fromhex(
 
 
 def open_session(
-    path: Path,
-    graph: GraphSpec,
-    *,
-    provider: Provider,
-    threads: int = 1,
-    engine_cache: Path | None = None,
-    gpu: GpuOptions = FIRST_GPU,
+    path: Path, graph: GraphSpec, *, provider: Provider, threads: int = 1, engine_cache: Path | None = None, gpu: GpuOptions = FIRST_GPU
 ) -> Any:
     """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs have `threads` threads, or `RangeSessions` with its `run`.
 
