@@ -182,7 +182,9 @@ def test_responses_pass_unchanged(client: httpx.Client) -> None:
     large = client.post("/classify", json={"inputs": ["good " * 200] * 32})
 
     assert (error.status_code, error.json()["error_type"]) == (422, "invalid_value")
-    assert (large.status_code, len(large.json()), large.headers["x-model"]) == (200, 32, "tiny")
+    assert large.status_code == 200
+    assert len(large.json()) == 32
+    assert large.headers["x-model"] == "tiny"
 
 
 @through_proxies
@@ -212,7 +214,9 @@ def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
     large_head = client.get("/classify", headers={"x": "a" * 40_000})
     trace = client.request("TRACE", "/classify")
 
-    assert (large.status_code, large.json()["error_type"], large.headers["x-request-id"]) == (413, "too_large", "mine-3")
+    assert large.status_code == 413
+    assert large.json()["error_type"] == "too_large"
+    assert large.headers["x-request-id"] == "mine-3"
     assert (chunked.status_code, chunked.json()["error_type"]) == (413, "too_large")
     assert (large_head.status_code, large_head.json()["error_type"]) == (431, "head_too_large")
     assert (trace.status_code, trace.json()["error_type"]) == (405, "method_not_allowed")
@@ -321,5 +325,9 @@ def test_errors_without_replicas_have_the_usual_format(tmp_path: Path, models: P
         answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-2"})
         red = client.get("/health/ready")
 
-    assert (answer.status_code, answer.json()["error_type"], answer.json()["request_id"]) == (503, "unavailable", "mine-2")
-    assert (answer.headers["retry-after"], answer.headers["x-request-id"], red.status_code) == ("1", "mine-2", 503)
+    assert answer.status_code == 503
+    assert answer.json()["error_type"] == "unavailable"
+    assert answer.json()["request_id"] == "mine-2"
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["x-request-id"] == "mine-2"
+    assert red.status_code == 503

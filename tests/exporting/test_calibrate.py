@@ -98,11 +98,15 @@ def test_a_calibration_recovers_the_temperature_and_meets_the_aim(calibrated: Ca
     calibration = calibration_of(calibrated.path)
 
     assert calibration.scale[0] == pytest.approx(0.5, rel=0.2)
-    assert (calibration.method, calibration.fitted, calibration.tested) == ("temperature", 600, 600)
+    assert calibration.method == "temperature"
+    assert calibration.fitted == 600
+    assert calibration.tested == 600
     [threshold] = calibration.thresholds
     assert threshold.aim == "recall"
     assert threshold.error <= 0.5
-    assert (len(calibration.score_counts), sum(calibration.score_counts), sum(calibration.label_counts.values())) == (20, 600, 600)
+    assert len(calibration.score_counts) == 20
+    assert sum(calibration.score_counts) == 600
+    assert sum(calibration.label_counts.values()) == 600
 
 
 def test_the_calibration_is_printed_and_in_the_card(calibrated: Calibrated) -> None:
@@ -195,7 +199,9 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
 
     examples = [LabeledRow(Row(values=line), frozenset([line["label"]])) for line in (*lines, *copies)]
     first, second = ({example.text for example in half} for half in split(examples))
-    assert (len(first), len(second), first & second) == (75, 75, set())
+    assert len(first) == 75
+    assert len(second) == 75
+    assert first & second == set()
 
 
 def test_both_halves_have_the_same_share_of_each_label() -> None:
@@ -219,7 +225,9 @@ def test_a_reranker_has_a_scale_and_a_bias(tmp_path: Path, calibrate: Calibrate,
     assert calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "LABEL_0:recall=0.8")[0] == 0
     calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert (calibration.method, len(calibration.scale), len(calibration.bias)) == ("per-label", 1, 1)
+    assert calibration.method == "per-label"
+    assert len(calibration.scale) == 1
+    assert len(calibration.bias) == 1
     assert calibration.scale[0] == pytest.approx(0.5, rel=0.3)
 
 

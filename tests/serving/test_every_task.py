@@ -79,7 +79,7 @@ def test_every_task_has_a_body_and_a_model_in_this_file() -> None:
 def test_a_model_is_chosen_by_body_or_path(api: Send, path: str) -> None:
     expected = post(api, BODIES[path] | {"model": MODELS[path]}, path=path)
     actual = post(api, BODIES[path], path=f"/models/{MODELS[path]}")
-    assert (200, MODELS[path]) == (expected.status_code, expected.headers["x-model"])
+    assert (expected.status_code, expected.headers["x-model"]) == (200, MODELS[path])
     assert (actual.status_code, actual.headers["x-model"]) == (200, MODELS[path])
     assert_same(expected.json(), actual.json())
 

@@ -118,7 +118,7 @@ def test_models_are_listed(api: Send) -> None:
     page = api("GET", "/v1/models").json()
     one = api("GET", "/v1/models/vectors").json()
 
-    assert ["classes", "ranker", "tokens", "vectors"] == [model["id"] for model in page["data"]] == page["models"]
+    assert [model["id"] for model in page["data"]] == page["models"] == ["classes", "ranker", "tokens", "vectors"]
     assert page["object"] == "list"
     assert isinstance(one.pop("created"), int)
     expected = {"id": "vectors", "object": "model", "owned_by": "bertserve", "task": "feature-extraction", "name": "vectors", "ready": True}

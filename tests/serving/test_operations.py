@@ -18,7 +18,7 @@ PROBES = ("/health", "/health/live", "/health/ready", "/classify/health", "/mode
 def test_a_model_is_described(models: Path) -> None:
     page = call(models, "GET", "/models/tiny").json()
     assert call(models, "GET", "/models/tiny/info").json() == page
-    assert ("tiny", "text-classification", list(tiny.LABELS)) == (page["name"], page["task"], page["labels"])
+    assert (page["name"], page["task"], page["labels"]) == ("tiny", "text-classification", list(tiny.LABELS))
     assert (page["provider"], page["precision"]) == ("cpu", "fp32")
     assert page["limits"]["max_tokens"] == 32
     assert page["validation"]["worst_abs_error"] == 0.0

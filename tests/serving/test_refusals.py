@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.api.application import Application
 from support import metric, tiny
-from support.app_client import busy_client, call, error_of, fake_service, post, posting, run_with_client, serving, state_of, until_queued
+from support.app_client import busy_client, call, error_of, fake_service, post, run_with_client, sent_for, serving, state_of, until_queued
 from support.fakes import FakeEngine
 from support.served_socket import until
 
 SECRET = "hunter2secret"
+HALF = {"type": "http.request", "body": b"{", "more_body": True}
 
 
 async def chunks(count: int) -> AsyncIterator[bytes]:
@@ -114,15 +114,7 @@ async def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(m
 async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An incomplete body is not an error of the service if its client has disconnected."""
     service = fake_service(models, FakeEngine())
-    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
-
-    async def receive() -> Any:
-        return next(messages)
-
-    async def send(_: Any) -> None:
-        """Drops a message."""
-
-    await Application(service)(posting(), receive, send)
+    await sent_for(service, HALF, {"type": "http.disconnect"})
     assert metric(service.metrics.render().decode(), "requests_total", status="499") == 1
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -130,18 +122,7 @@ async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models
 async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> None:
     """The connection closes, because the rest of the body may never come."""
     service = fake_service(models, FakeEngine(), body_timeout_s=0.05)
-    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}])
-    messages: list[Any] = []
-
-    async def receive() -> Any:
-        if (part := next(parts, None)) is not None:
-            return part
-        return await asyncio.Future()
-
-    async def send(message: Any) -> None:
-        messages.append(message)
-
-    await Application(service)(posting(), receive, send)
+    messages = await sent_for(service, HALF)
     await until(lambda: len(messages) == 2)
     assert messages[0]["status"] == 408
     assert (b"connection", b"close") in messages[0]["headers"]

@@ -72,5 +72,5 @@ def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     pair = encode(classify, classify_input("a film", text), left)
     (first_field, first_start, _), (second_field, second_start, second_end) = pair.read_spans
     assert (first_field, second_field) == ("text", "text_pair")
-    assert (0, len(text)) == (first_start, second_end)
+    assert (first_start, second_end) == (0, len(text))
     assert "bad" not in text[second_start:]

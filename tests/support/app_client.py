@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from bertserve.service.api.application import Application
 from bertserve.service.app_state import AppState
@@ -108,6 +109,21 @@ def _client(key: _Service) -> httpx.AsyncClient:
 def posting(path: str = "/classify", *headers: tuple[bytes, bytes]) -> dict[str, Any]:
     """Returns the ASGI scope of a POST."""
     return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": list(headers)}
+
+
+async def sent_for(service: AppState, *messages: Message) -> list[Message]:
+    """Returns what the application sends for a POST with these messages, after which its client is silent."""
+    incoming = iter(messages)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return next(incoming, None) or await asyncio.Future()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await Application(service)(posting(), receive, send)
+    return sent
 
 
 def error_of(response: httpx.Response, status: int, error_type: str) -> str:
