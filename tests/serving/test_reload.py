@@ -70,7 +70,9 @@ async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> N
     assert len(answers_seen) == 4
 
 
-async def test_models_of_the_start_are_freed_without_a_collection(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_loaded_at_the_start_are_freed_without_a_collection(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server excludes these models from garbage collection, so they must not be part of a reference cycle."""
     old: list[weakref.ref[Any]] = []
 

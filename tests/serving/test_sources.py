@@ -138,7 +138,9 @@ def test_the_second_start_uses_the_cached_bundle(checkpoint: Path, fake: Fake, t
     assert len(calls(tmp_path)) == 1
 
 
-def test_serving_a_bundle_without_int8_is_a_warning(checkpoint: Path, fake: Fake, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bundle_without_int8_is_served_with_a_warning(
+    checkpoint: Path, fake: Fake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """bert-export exits with 4 if int8 failed and fp32 succeeded. The next start uses the same bundle."""
     fake("import atexit, os; atexit.register(os._exit, 4)")
     flags = ("--model", str(checkpoint))

@@ -266,7 +266,9 @@ async def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Coll
     assert [(line.get("trace_id"), line.get("span_id")) for line in lines] == [(CALLER, span.span_id.hex())] * 2
 
 
-async def test_an_absent_collector_has_no_effect(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_collector_has_no_effect(
+    models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = Tracer("http://127.0.0.1:1/v1/traces")
     async with serving(replace(state_of(models), tracer=tracer)) as client:

@@ -234,7 +234,21 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
 
 # no HEAD: after a changed byte, the parser of the response could no longer know that the response has no body
 METHODS = (b"GET", b"POST", b"POST", b"POST", b"DELETE", b"PUT", b"OPTIONS", b"CONNECT", b"TRACE", b"get", b"PRI", b"", b"G\0T")
-TARGETS = (*b"/health /classify /classify /models/classifier /embed /nowhere * // http://t/info t:80 /%00 ?".split(), b"")
+TARGETS = (
+    b"/health",
+    b"/classify",
+    b"/classify",
+    b"/models/classifier",
+    b"/embed",
+    b"/nowhere",
+    b"*",
+    b"//",
+    b"http://t/info",
+    b"t:80",
+    b"/%00",
+    b"?",
+    b"",
+)
 VERSIONS = (b"HTTP/1.1",) * 8 + (b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.1 ", b"http/1.1", b"HTTP/11", b"")
 HEADERS = (
     b"connection: close",

@@ -15,12 +15,23 @@ from bertserve.service.scheduling.request_queue import RequestQueue
 from support.fakes import FakeRunner
 
 # Processor seconds of a text by its tokens: the model `sentiment` (6 layers, hidden size 384, int8) on one thread of an AMD EPYC (Zen 4).
-TEXT_S = {1: 0.0009, 8: 0.00121, 16: 0.00132, 23: 0.00149, 32: 0.00169, 64: 0.00299, 128: 0.00676, 256: 0.0166, 384: 0.0315, 512: 0.0466}
-_LENGTHS = list(TEXT_S)
+RECORDED_S = {
+    1: 0.0009,
+    8: 0.00121,
+    16: 0.00132,
+    23: 0.00149,
+    32: 0.00169,
+    64: 0.00299,
+    128: 0.00676,
+    256: 0.0166,
+    384: 0.0315,
+    512: 0.0466,
+}
+_LENGTHS = list(RECORDED_S)
 
 
 _COST = CostModel(Flops(linear=21233664, quadratic=9216))
-_COST.fit([(1, length, seconds) for length, seconds in TEXT_S.items()])
+_COST.fit([(1, length, seconds) for length, seconds in RECORDED_S.items()])
 predicted_s = _COST.seconds
 
 TIMEOUT_S = 5.0
@@ -30,7 +41,7 @@ def recorded_s(rows: int, length: int) -> float:
     """Returns the seconds of a run; between the recorded lengths it interpolates. Texts that share a run share its fixed cost."""
     place = max(bisect_left(_LENGTHS, length), 1)
     below, above = _LENGTHS[place - 1], _LENGTHS[place]
-    text_s = TEXT_S[below] + (TEXT_S[above] - TEXT_S[below]) * (length - below) / (above - below)
+    text_s = RECORDED_S[below] + (RECORDED_S[above] - RECORDED_S[below]) * (length - below) / (above - below)
     return text_s + (rows - 1) * (text_s - _COST.fixed_s)
 
 
