@@ -76,7 +76,7 @@ grid: dev .venv-tools/.installed ## every family with every head, and other grid
 	$(PYTEST) -m "full_grid and serial" $(SERIAL)
 
 clients: dev .venv/.installed .venv-clients/.installed tests/clients/node_modules ## clients of other projects, with the service of make serve
-	cd tests/clients && ../../.venv-clients/bin/python $(CLIENTS)
+	cd tests/clients && PYTHONPATH=.. ../../.venv-clients/bin/python $(CLIENTS)
 
 stress: dev .venv/.installed ## hostile requests, faults and loads, for hours: make stress CASES=N STRESS_SECONDS=600
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
