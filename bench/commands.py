@@ -160,11 +160,11 @@ def sweep_rates(runner: LoadRunner, *, steps: int, max_rate: float | None) -> No
         holds = result.holds(loads[-1])
         _log(f"  {rate:.4g}/s {'holds' if holds else 'does not hold'}")
         if holds:
-            result.max_rate, report.metrics = rate, worst_metrics(loads)
+            result.highest_rate_held, report.metrics = rate, worst_metrics(loads)
             if rate == max_rate:
                 break
         else:
             result.lowest_rate_not_held = rate
         # twice the rate while all hold, because a closed loop with few connections may not reach the capacity
-        low, high = result.max_rate or 0.0, result.lowest_rate_not_held
+        low, high = result.highest_rate_held or 0.0, result.lowest_rate_not_held
         rate = 2 * low if high is None else (low + high) / 2

@@ -191,7 +191,7 @@ class Load:
             self._pool.get_nowait().abort()
 
     async def _send_in_loops(self) -> None:
-        """Sends requests in a loop for each connection, each of which sends one when the last one has ended."""
+        """Sends requests on all connections at once; each sends its next request when the last one has ended."""
 
         async def loop() -> None:
             while not self._ended:

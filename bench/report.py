@@ -96,7 +96,7 @@ class SweepResult:
     """The limits of `sweep`, the highest rate that held, and the lowest that did not, in requests per second; None if there is none."""
 
     limits: Sequence[Objective]
-    max_rate: float | None = None
+    highest_rate_held: float | None = None
     lowest_rate_not_held: float | None = None
 
     def holds(self, load: LoadMetrics) -> bool:
@@ -107,17 +107,17 @@ class SweepResult:
     @property
     def values(self) -> dict[str, float | None]:
         """The rates."""
-        return {"max_rate": self.max_rate, "lowest_rate_not_held": self.lowest_rate_not_held}
+        return {"max_rate": self.highest_rate_held, "lowest_rate_not_held": self.lowest_rate_not_held}
 
     @property
     def conclusion(self) -> str:
         """The highest rate as a sentence without its full stop."""
         limits = " and ".join(map(str, self.limits))
-        if self.max_rate is None:
+        if self.highest_rate_held is None:
             return f"does not hold {limits} at any rate that was tried" if self.lowest_rate_not_held else "no rate was measured"
         above = self.lowest_rate_not_held
         limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
-        return f"holds {limits} up to {self.max_rate:.4g} requests/s in two loads{limit}"
+        return f"holds {limits} up to {self.highest_rate_held:.4g} requests/s in two loads{limit}"
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from bertserve.service.auth import Authenticator
 from bertserve.service.body.task_body import Limits
 from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.metrics import Metrics
-from bertserve.service.models.dispatcher import Dispatcher
+from bertserve.service.models.preparer import Preparer
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -28,7 +28,7 @@ TICK_S = 1.0  # one second, because `check_hung_runs` counts ticks as seconds
 
 
 class Monitor:
-    """The work of each second: a heartbeat, metrics of queue, threads and event loop, a search for hung runs, and the return of memory."""
+    """Works once per second: a heartbeat, metrics of the queue, threads and event loop, and hung runs. It also returns freed memory."""
 
     def __init__(self, scheduler: Scheduler, metrics: Metrics, beat: Callable[[], None]) -> None:
         """Takes a `beat`, which is called once per second while the event loop runs, also while the scheduler drains."""
@@ -46,7 +46,7 @@ class Monitor:
         threading.Thread(target=return_freed_memory, args=(self._stopped,), name="freed-memory", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends both."""
+        """Stops the work of each second, and the thread."""
         self._ticking.cancel()
         self._stopped.set()
 
@@ -72,7 +72,7 @@ class Monitor:
                 self.measure()
                 self._scheduler.check_hung_runs()
             except Exception as error:  # noqa: BLE001 - such as a thread that cannot start; later hangs must be found too
-                logger.error("the regular work of a second failed with %s", type(error).__name__)
+                logger.error("the monitor failed with %s; it continues", type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class AppState:
     registry: Registry
     reloader: Reloader
     scheduler: Scheduler
-    dispatcher: Dispatcher
+    preparer: Preparer
     monitor: Monitor
     metrics: Metrics
     settings: Settings
@@ -106,7 +106,7 @@ class AppState:
         self.monitor.start()
 
     async def stop(self, timeout_s: float) -> int:
-        """Stops what `start` started, as `Dispatcher.stop` does; returns the number of requests that were failed."""
-        failed = await self.dispatcher.stop(timeout_s)
+        """Stops what `start` started, as `Preparer.stop` does; returns the number of requests that were failed."""
+        failed = await self.preparer.stop(timeout_s)
         self.monitor.stop()
         return failed

@@ -20,8 +20,8 @@ from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.messages import plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
-from bertserve.service.models.dispatcher import Dispatcher
 from bertserve.service.models.model import Model
+from bertserve.service.models.preparer import Preparer
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader, without_folders
 from bertserve.service.scheduling.request_queue import RequestQueue
@@ -70,8 +70,8 @@ def build(
         multi_threads=settings.multi_threads or min(threads, 4),
         on_hang=metrics.hung_runs.inc,
     )
-    dispatcher = Dispatcher(scheduler, prepare_threads=prepare_threads)
-    load = partial(loading.load_model, settings=model_settings, dispatcher=dispatcher, metrics=metrics)
+    preparer = Preparer(scheduler, prepare_threads=prepare_threads)
+    load = partial(loading.load_model, settings=model_settings, preparer=preparer, metrics=metrics)
     registry = _load_registry(load, paths, settings, metrics, parallel_loads=threads)
     if not on_cpu:
         own_threads = f"{plural(threads, 'inference thread')} and {plural(prepare_threads, 'prepare thread')}"
@@ -81,7 +81,7 @@ def build(
         registry=registry,
         reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),
         scheduler=scheduler,
-        dispatcher=dispatcher,
+        preparer=preparer,
         monitor=Monitor(scheduler, metrics, beat),
         metrics=metrics,
         settings=settings,

@@ -67,7 +67,7 @@ def find_overflowing_nodes(model: onnx.ModelProto, peaks: dict[str, float]) -> s
 
 
 def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
-    """Returns the largest magnitude of each float tensor that a node writes; `path` is for a graph with all of them as outputs."""
+    """Returns the largest magnitude of each float tensor that a node writes; it writes a graph with all of them as outputs to `path`."""
     model = ir.load(source)
     # ONNX Runtime infers the missing types
     model.graph.outputs.extend(value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output())

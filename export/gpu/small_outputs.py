@@ -13,9 +13,9 @@ from bertserve.service.bundle.manifest import VECTOR_OUTPUT
 
 
 def add_small_outputs(source: Path, target: Path, spec: GraphSpec, checkpoint: Checkpoint) -> GraphSpec:
-    """Writes a graph to a new file, with small outputs in float32 if its task has some; a GPU would return megabytes for each batch.
+    """Writes a graph to a new file, with small outputs in float32 if its task has some: otherwise a GPU returns megabytes per batch.
 
-    For embeddings, it is the vector of each text by the model's own pooling; for fill-mask, the best tokens of each mask.
+    For embeddings, they are the vector of each text by the model's own pooling; for fill-mask, the best tokens of each mask.
     """
     model = ir.load(source)
     graph, tape, embedding = model.graph, ir.tape.Tape(), checkpoint.embedding

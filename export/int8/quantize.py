@@ -127,7 +127,7 @@ def quantize(
 
 
 def _observe_layers(model: ir.Model, path: Path, feeds: Sequence[Feed], samples: Path) -> Layers:
-    """Runs the texts, and chooses the parameters of all activations, with smoothing; `path` is for a graph, and `samples` for tensors."""
+    """Runs the texts, and chooses the parameters of all activations, with smoothing, from files of tensors in `samples`."""
     linears = rewrite.linears_by_input(model.graph)
     if not linears:
         raise GraphError("the graph has no matrix to quantize; export it with --precision fp32.")
@@ -144,7 +144,7 @@ def _observe_layers(model: ir.Model, path: Path, feeds: Sequence[Feed], samples:
 
 
 def _measure_sensitivities(model: ir.Model, layers: Layers, path: Path, feeds: Sequence[Feed]) -> Layers:
-    """Measures the layers whose smoothing or float part depends on it; `path` is for a graph."""
+    """Measures the sensitivity of the layers that can be split, or whose smoothing costs time; it writes a temporary graph to `path`."""
     # for attention outputs smoothing is free, and they are never split
     measured = {tensor: layer for tensor, layer in layers.items() if not layer.shares_matrix and layer.producer != "MultiHeadAttention"}
     params = _quantize_weights(measured, use_gptq=False)

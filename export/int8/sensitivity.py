@@ -32,7 +32,7 @@ def measure_sensitivity(
     """Returns the effect of quantizing each tensor, with the matrix that reads it, on the model's outputs.
 
     It is the square of their relative error if nothing else is quantized, relative to the average of all tensors. (With other layers in
-    int8 it cannot be measured: a small change alters their rounding, which changes the outputs by as much.) `path` is a file for a graph.
+    int8 it cannot be measured: a small change alters their rounding, which changes the outputs by as much.) It writes a graph to `path`.
     `limits` are the values to which the results will be compared.
     """
     if not params:

@@ -3,7 +3,8 @@
 The method is fixed sequence testing (Angelopoulos and others, "Learn then Test", 2021, section 2.3). The examples that fitted the
 calibration also fix a sequence of thresholds. Each is tested on the other examples, in this order. Its p-value is the binomial probability
 of at most this many errors if the true share equaled the target. The sequence ends at the first p-value above 5 %, and the threshold before
-is chosen. It is wrong only if the first test of a threshold that is too weak errs, so all tests together have the error probability of one.
+it is chosen. The choice is wrong only if the test of the first threshold that is too weak passes by chance, so all tests together have the
+error probability of a single test.
 Recall and coverage count correct items below the threshold: the training-conditional guarantee of split conformal prediction (Vovk, 2012).
 """
 
@@ -48,7 +49,7 @@ def check_aims(aims: Sequence[Aim], method: Method, manifest: Manifest) -> None:
 
 
 def choose_threshold(aim: Aim, graph_name: str, fitted: Predictions, tested: Predictions) -> Threshold:
-    """Returns the threshold of a graph that decides most.
+    """Returns the threshold that lets a graph decide the most predictions.
 
     `fitted` are predictions on the examples that fitted the calibration, `tested` those on the test examples.
 
@@ -105,6 +106,6 @@ def _errors(aim: Aim, predictions: Predictions, thresholds: Values) -> tuple[NDA
 
 
 def _closest(aim: Aim, errors: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
-    """Returns the index of the candidate with the best distance from the aim, in standard errors; positive is below it."""
+    """Returns the index of the candidate whose error is farthest below the aim, in standard errors, or least above it."""
     distances = (aim.max_error * counts - errors) / np.sqrt(np.maximum(counts, 1))
     return int(np.where(counts > 0, distances, -np.inf).argmax())

@@ -92,7 +92,7 @@ class Application:
                 await error_responses.response(error, request.id, _error_format(scope))(scope, receive, send)
 
     def refuse(self, error: BertServeError, is_counted: bool) -> Response:
-        """Returns the response to what the server refuses before its end; counts and logs it if the application never sees the request."""
+        """Returns the response to what the server refuses itself; counts and logs it if the application never sees the request."""
         request_id = f"{self._ids.getrandbits(128):032x}"
         if is_counted:
             self._state.metrics.http_requests_by_status(error.status).inc()
@@ -128,7 +128,7 @@ class Application:
         is_stream = route.streams and content_type in LINES_TYPES
         if not is_stream:  # each line of a stream counts as a request
             request.task, request.model = route.task or UNKNOWN, UNKNOWN
-        timeout_s = request.read_headers()
+        timeout_s = request.read_timeout_s()
         model = request.named_model if scope["path_params"] else None
         if is_stream:
             await LineStream(route, request, timeout_s, self._errors).respond(receive, send)

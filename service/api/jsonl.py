@@ -44,7 +44,8 @@ class LineStream:
         self._unread = bytearray()  # what was received of the lines that are not in progress
         self._is_complete = False  # whether the end of the body was received
         self._lines: deque[tuple[asyncio.Task[tuple[bytes, int]], int]] = deque()  # in progress, with their bytes
-        self._number = self._bytes = 0  # number of the last of them; bytes of all of them
+        self._number = 0  # of the last started line
+        self._bytes = 0  # of all lines in progress
         self._progress = asyncio.Event()  # wakes the reader and the writer
 
     async def respond(self, receive: Receive, send: Send) -> None:
@@ -97,7 +98,7 @@ class LineStream:
             self._start_lines()
             while self._lines and len(self._unread) > READ_AHEAD_BYTES:
                 await self._progress.wait()
-        raise HttpError(CLIENT_GONE, "the client closed the connection before its stream was answered.")
+        raise HttpError(CLIENT_GONE, "the client closed the connection before the end of the answers.")
 
     def _start_lines(self) -> None:
         """Starts a request for each line that is not blank, while the limits allow it."""

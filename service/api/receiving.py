@@ -86,7 +86,7 @@ async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:
         if error.args != (_DISCONNECTED,):
             raise
         task.uncancel()
-        raise HttpError(CLIENT_GONE, "the client closed the connection before it was answered.") from None
+        raise HttpError(CLIENT_GONE, "the client closed the connection before the response.") from None
     finally:
         timer.cancel()
         for watcher in watchers:

@@ -84,12 +84,12 @@ class RequestContext:
         async with self.turns:
             await asyncio.sleep(0)
 
-    def read_headers(self) -> float:
-        """Checks the headers and the query of a request that runs models, and returns its deadline in seconds.
+    def read_timeout_s(self) -> float:
+        """Returns the timeout of a request that runs models in seconds, after checks of its headers and its query.
 
         Raises:
             MalformedRequestError: A header that may occur only once occurs twice.
-            InvalidValueError: The URL has a query, or the header with the deadline is not an allowed number of milliseconds.
+            InvalidValueError: The URL has a query, or the timeout header is not an allowed number of milliseconds.
             HttpError: The body is compressed.
         """
         if len(self.headers) < len(self.scope["headers"]):  # most requests have no header twice

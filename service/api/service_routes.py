@@ -37,7 +37,7 @@ audit_log = logging.getLogger("bertserve.audit")
 
 def service_routes(state: AppState) -> list[GuardedRoute]:
     """Returns the routes."""
-    service = _Endpoints(state)
+    endpoints = _Endpoints(state)
     paths = {spec.name: spec.path for spec in TASKS.values()}
     probe = partial(GuardedRoute, access=Access.PROBE, tags=["health"])
     info = partial(GuardedRoute, access=Access.KEY, tags=["models"])
@@ -45,29 +45,29 @@ def service_routes(state: AppState) -> list[GuardedRoute]:
     change = partial(GuardedRoute, access=Access.ADMIN, tags=["models"], methods=["POST"])
     protocol = ["open inference"]
     return [
-        *(probe(f"/{path}/health", partial(service.task_health, task), summary=f"Readiness of /{path}") for task, path in paths.items()),
-        probe("/health", service.ready, summary="Readiness: requests are answered"),
-        probe("/health/ready", service.ready, summary="Readiness: requests are answered"),
-        probe("/health/live", service.live, summary="Liveness: the process runs"),
-        probe("/ping", service.ready, summary="Readiness, for SageMaker"),
-        probe("/models/{name}/health", service.model_health, summary="Readiness of one model"),
-        probe("/v2/health/ready", service.ready, summary="Readiness: requests are answered", tags=protocol),
-        probe("/v2/health/live", service.live, summary="Liveness: the process runs", tags=protocol),
-        probe("/v2/models/{name}/ready", service.model_health, summary="Readiness of a model", tags=protocol),
-        probe("/metrics", service.metrics, access=Access.METRICS, summary="Prometheus metrics", response_class=PlainTextResponse),
-        *(info(f"/{path}/info", partial(service.task_info, task), summary=f"Default model of /{path}") for task, path in paths.items()),
-        info("/info", service.info, summary="Version, limits, machine and models"),
-        info("/models", service.models, summary="All loaded models, in brief"),
-        info("/models/{name}", service.model_info, summary="One model in detail"),
-        info("/models/{name}/info", service.model_info, summary="One model in detail"),
-        info("/v2", service.server, summary="Name and version of the service", tags=protocol),
-        info("/v2/", service.server, include_in_schema=False),
-        info("/v2/models/{name}", service.model_metadata, summary="Inputs and outputs of a model", tags=protocol),
-        openai_info("/v1/models", service.openai_models, summary="All models, in OpenAI's format"),
-        openai_info("/v1/models/{name}", service.openai_model, summary="One model, in OpenAI's format"),
-        change("/models/{name}/load", service.load, summary="Load or reload a model from its folder (admin key)"),
-        change("/models/{name}/reload", service.load, summary="Load or reload a model from its folder (admin key)"),
-        change("/models/{name}/unload", service.unload, summary="Unload a model (admin key)"),
+        *(probe(f"/{path}/health", partial(endpoints.task_health, task), summary=f"Readiness of /{path}") for task, path in paths.items()),
+        probe("/health", endpoints.ready, summary="Readiness: requests are answered"),
+        probe("/health/ready", endpoints.ready, summary="Readiness: requests are answered"),
+        probe("/health/live", endpoints.live, summary="Liveness: the process runs"),
+        probe("/ping", endpoints.ready, summary="Readiness, for SageMaker"),
+        probe("/models/{name}/health", endpoints.model_health, summary="Readiness of one model"),
+        probe("/v2/health/ready", endpoints.ready, summary="Readiness: requests are answered", tags=protocol),
+        probe("/v2/health/live", endpoints.live, summary="Liveness: the process runs", tags=protocol),
+        probe("/v2/models/{name}/ready", endpoints.model_health, summary="Readiness of a model", tags=protocol),
+        probe("/metrics", endpoints.metrics, access=Access.METRICS, summary="Prometheus metrics", response_class=PlainTextResponse),
+        *(info(f"/{path}/info", partial(endpoints.task_info, task), summary=f"Default model of /{path}") for task, path in paths.items()),
+        info("/info", endpoints.info, summary="Version, limits, machine and models"),
+        info("/models", endpoints.models, summary="All loaded models, in brief"),
+        info("/models/{name}", endpoints.model_info, summary="One model in detail"),
+        info("/models/{name}/info", endpoints.model_info, summary="One model in detail"),
+        info("/v2", endpoints.server, summary="Name and version of the service", tags=protocol),
+        info("/v2/", endpoints.server, include_in_schema=False),
+        info("/v2/models/{name}", endpoints.model_metadata, summary="Inputs and outputs of a model", tags=protocol),
+        openai_info("/v1/models", endpoints.openai_models, summary="All models, in OpenAI's format"),
+        openai_info("/v1/models/{name}", endpoints.openai_model, summary="One model, in OpenAI's format"),
+        change("/models/{name}/load", endpoints.load, summary="Load or reload a model from its folder (admin key)"),
+        change("/models/{name}/reload", endpoints.load, summary="Load or reload a model from its folder (admin key)"),
+        change("/models/{name}/unload", endpoints.unload, summary="Unload a model (admin key)"),
     ]
 
 
@@ -160,7 +160,7 @@ class _Endpoints:
         return _json({"name": name, "unloaded": True})
 
     async def _audit(self, scope: Scope, name: str, change: Callable[[str], Awaitable[T]]) -> T:
-        """Makes a change of a model, and logs who made it and its outcome.
+        """Changes a model, and logs the key, the action and the outcome.
 
         Raises:
             HttpError: The service has several workers.

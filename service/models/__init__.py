@@ -1,1 +1,1 @@
-"""Models and their registry. A model combines a bundle, a tokenizer and an engine; the registry finds it by name or task. No HTTP."""
+"""Models: each combines a bundle, a tokenizer and an engine. The preparer tokenizes requests before the queue. No HTTP."""

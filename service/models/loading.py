@@ -18,8 +18,8 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import available_provider, unavailable_reason
 from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
 from bertserve.service.metrics import Metrics
-from bertserve.service.models.dispatcher import Dispatcher
 from bertserve.service.models.model import Model
+from bertserve.service.models.preparer import Preparer
 from bertserve.service.providers import GpuOptions, Provider
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks import catalog
@@ -57,14 +57,14 @@ def _has_graph(path: Path, provider: Provider) -> bool:
         return True
 
 
-def load_model(path: Path, served: Model | None = None, *, settings: ModelSettings, dispatcher: Dispatcher, metrics: Metrics) -> Model:
+def load_model(path: Path, served: Model | None = None, *, settings: ModelSettings, preparer: Preparer, metrics: Metrics) -> Model:
     """Verifies the files of a bundle, and creates a warmed-up, timed model.
 
     Args:
         path: The bundle's folder.
         served: A model that is returned if the bundle still has its version.
         settings: As returned by `with_provider`.
-        dispatcher: Runs the model's texts. If multi-threaded runs have several threads, the model gets a second session for them.
+        preparer: Runs the model's texts. If multi-threaded runs have several threads, the model gets a second session for them.
         metrics: Record the load times and the runs.
 
     Raises:
@@ -84,14 +84,14 @@ def load_model(path: Path, served: Model | None = None, *, settings: ModelSettin
         cost_model.fit(engine.time_runs(shapes, repeats=3))
         if graph.provider != "cpu":
             # cuDNN builds a plan per thread and shape, which takes up to 0.1 s; CUDA graphs are captured per thread
-            dispatcher.scheduler.on_each_thread([partial(engine.warm_up, *shape) for shape in shapes])
+            preparer.scheduler.on_each_thread([partial(engine.warm_up, *shape) for shape in shapes])
         return Model(
             bundle,
             graph,
             tokenizer=tokenizer,
-            engines=_engines(engine, bundle, graph, settings, cost_model, dispatcher.scheduler.multi_threads),
+            engines=_engines(engine, bundle, graph, settings, cost_model, preparer.scheduler.multi_threads),
             cost_model=cost_model,
-            dispatcher=dispatcher,
+            preparer=preparer,
             metrics=metrics.model(manifest.task, manifest.name),
             settings=settings,
         )

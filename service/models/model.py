@@ -11,7 +11,7 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
-from bertserve.service.models.dispatcher import Dispatcher
+from bertserve.service.models.preparer import Preparer
 from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.catalog import TASKS, tasks_of
@@ -44,13 +44,13 @@ class Model:
         tokenizer: Tokenizer,
         engines: ModelEngines,
         cost_model: CostModel,
-        dispatcher: Dispatcher,
+        preparer: Preparer,
         metrics: ModelMetrics,
         settings: ModelSettings,
     ) -> None:
         """Combines the parts of a model.
 
-        The dispatcher's scheduler belongs to the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
+        The preparer's scheduler belongs to the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
         learns from each run.
         """
         self.bundle = bundle
@@ -70,7 +70,8 @@ class Model:
         else:
             metrics.set_reference(graph.calibration.score_counts, graph.calibration.label_counts)
         self._cost_model = cost_model
-        self._dispatcher = dispatcher
+        self._preparer = preparer
+        self._max_request_tokens = preparer.scheduler.queue.max_request_tokens
         self._metrics = metrics
         self._logits_per_mask = tokenizer.vocabulary_size if any(output.kind == "per_mask" for output in graph.outputs) else 0
 
@@ -108,10 +109,10 @@ class Model:
         metrics = self._metrics if task is None or task == self.task else self._metrics.for_task(task)
         spec = TASKS[task or self.task]
         generators = [spec.function(input_, self._task_model) for input_ in inputs]
-        progress = RequestProgress(generators, self._dispatcher.scheduler.queue.max_request_tokens, trace)
+        progress = RequestProgress(generators, self._max_request_tokens, trace)
         arrived = time.perf_counter()
         try:
-            await self._dispatcher.run(self, progress, total_chars([input_.chars for input_ in inputs]), timeout_s)
+            await self._preparer.run(self, progress, total_chars([input_.chars for input_ in inputs]), timeout_s)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()

@@ -36,14 +36,16 @@ class State(IntEnum):
 
 
 class Scheduler:
-    """Runs requests on as many threads as its queue expects. It must be started in an event loop, and used from that loop only.
+    """Runs requests on as many threads as its queue expects. It must be started in an event loop.
+
+    Requests come from that loop. Inference threads, and threads that load models, call it too.
 
     Attributes:
         queue: Its queue; only the scheduler changes it.
         clock: Returns monotonic seconds.
         multi_threads: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at most
             `queue.threads` for the last `RECENT_S` seconds. A single run is not limited.
-        second: Calls of `check_hung_runs`.
+        second: Number of calls of `check_hung_runs`, which counts the seconds of runs that hang.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve")
 
 LAST_RESPONSES_S = 5  # for clients to read them, after the scheduler has stopped
-OnReady = Callable[[tuple[list[str], int]], None]  # takes a line for each model, and the inference threads of all workers
+OnReady = Callable[[tuple[list[str], int]], None]  # takes a line for each model, and the number of inference threads of all workers
 
 
 def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> NoReturn:

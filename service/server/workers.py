@@ -36,10 +36,13 @@ class Workers:
     """Runs `work` in several workers; `on_ready` is called once, when all are ready."""
 
     def __init__(self, settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None]) -> None:
-        self._settings, self._listener, self._work, self._on_ready = settings, listener, work, on_ready
+        self._settings = settings
+        self._listener = listener
+        self._work = work
+        self._on_ready = on_ready
         self._workers: dict[int, WorkerProcess] = {}  # by index
         self._process_ids = RawArray("q", settings.workers)  # 0 for a missing worker
-        self._all_were_ready = False
+        self._were_ready = False
         self._start_at, self._kill_at = 0.0, math.inf  # when missing workers are started, and when workers that do not stop are killed
 
     def run(self) -> None:
@@ -61,22 +64,22 @@ class Workers:
                 sd_notify("WATCHDOG=1")
                 received = signal.sigtimedwait(SIGNALS, POLL_S)
                 for worker in list(self._workers.values()):
-                    self._check(worker, is_quiet=received is None)
+                    self._check(worker, is_poll=received is None)
                 self._handle(received.si_signo if received else 0)
 
-    def _check(self, worker: WorkerProcess, *, is_quiet: bool) -> None:
+    def _check(self, worker: WorkerProcess, *, is_poll: bool) -> None:
         code = worker.exitcode  # first, because a process that has ended sends no more messages
         if worker.read_messages():
-            if self._all_were_ready:
+            if self._were_ready:
                 logger.info("worker %d restarted as process %d", worker.index, worker.pid)
             elif sum(other.is_ready for other in self._workers.values()) == self._settings.workers:
-                self._all_were_ready = True
+                self._were_ready = True
                 self._on_ready(worker.report)
         if code is not None:
             self._on_end(worker, code)
-        elif is_quiet and worker.silent_s > HUNG_S:
+        elif is_poll and worker.silent_s > HUNG_S:
             worker.kill()  # SIGABRT has not ended it, for example because it is stopped
-        elif is_quiet:
+        elif is_poll:
             worker.silent_s += POLL_S  # counted here, so that a pause of all processes is no hang
             if worker.silent_s > HUNG_S:
                 logger.error("worker %d (process %d) hangs: its event loop has not run for %d s", worker.index, worker.pid, HUNG_S)

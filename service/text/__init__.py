@@ -1,1 +1,1 @@
-"""Converts texts to token ids, on threads of its own if they are long, and splits long texts into windows."""
+"""Converts texts to token ids, and splits long texts into windows."""

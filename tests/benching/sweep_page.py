@@ -16,7 +16,7 @@ def report() -> BenchReport:
         result.loads.append(
             LoadMetrics(f"open, {rate}/s", True, 1.0, rate, {"200": rate}, 0.0, rate, rate, latency, {}, None, late, ["late"] * late)
         )
-    result.results = SweepResult(result.objectives, max_rate=200, lowest_rate_not_held=300)
+    result.results = SweepResult(result.objectives, highest_rate_held=200, lowest_rate_not_held=300)
     return result
 
 

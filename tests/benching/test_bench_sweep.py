@@ -69,7 +69,7 @@ def test_the_search_goes_up_or_down_from_the_closed_loop(
 
     assert [name for name in loads.names if "confirmation" not in name] == [f"{rate}/s" for rate in rates]
     assert [name for name in loads.names if "confirmation" in name] == [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY]
-    assert (result.max_rate, result.lowest_rate_not_held) == (pytest.approx(highest), above and pytest.approx(above))
+    assert (result.highest_rate_held, result.lowest_rate_not_held) == (pytest.approx(highest), above and pytest.approx(above))
     assert ("higher rates may hold" in result.conclusion) == (above is None)
     assert loads.report.metrics["p99_ms"] == 10.0
 
@@ -80,7 +80,7 @@ def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], highest: 
     result = loads.sweep(steps=3, max_rate=max_rate)
 
     assert [name for name in loads.names if "confirmation" not in name] == [f"{rate}/s" for rate in rates]
-    assert result.max_rate == highest
+    assert result.highest_rate_held == highest
     assert ("higher rates may hold" in result.conclusion) == bound
 
 
@@ -90,7 +90,7 @@ def test_a_rate_that_only_one_load_held_is_not_the_result() -> None:
     result = loads.sweep(steps=3, max_rate=480)
 
     assert loads.names == ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"]
-    assert result.max_rate == 360
+    assert result.highest_rate_held == 360
     assert result.lowest_rate_not_held == 480
     assert loads.report.metrics["p99_ms"] == 44.0
     assert re.findall(r"\b\d{3}\b", result.conclusion) == ["360", "480"]
@@ -102,7 +102,7 @@ def test_a_late_generator_ends_the_upward_search(late: str) -> None:
     loads = FakeLoads(late=lambda name: name == f"open, {late}")
     result = loads.sweep(steps=3)
 
-    assert (result.max_rate, result.lowest_rate_not_held) == (pytest.approx(330), pytest.approx(440))
+    assert (result.highest_rate_held, result.lowest_rate_not_held) == (pytest.approx(330), pytest.approx(440))
 
 
 def test_a_closed_loop_without_responses_is_an_error() -> None:

@@ -120,7 +120,7 @@ async def test_the_log_says_who_changed_which_model_and_why_it_failed(
     ]
     assert refusal["model"] == "tiny"
     assert refusal["path"] == "/models/tiny/load"
-    assert [refusal["reason"]] == answers
+    assert answers == [refusal["reason"]]
     assert "hunter2" not in str([vars(record) for record in caplog.records])
 
 
@@ -147,7 +147,7 @@ async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: P
         before = await scores(client)
         (models / "tiny/tokenizer.json").write_text("{}")
         assert "`tiny/tokenizer.json`" in error_of(await client.post("/models/tiny/load", headers=ADMIN), 422, "invalid_value")
-        assert before == await scores(client)
+        assert await scores(client) == before
         assert "`tiny/tokenizer.json`" in (await client.get("/models/tiny")).json()["broken"]
         assert 'broken_models{model="tiny"} 1.0' in (await client.get("/metrics")).text
         shutil.rmtree(models / "tiny")

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, RefusedError, UnavailableError
-from bertserve.service.models.dispatcher import MAX_PREPARE_CHARS
+from bertserve.service.models.preparer import MAX_PREPARE_CHARS
 from bertserve.service.scheduling.records import Item
 from bertserve.service.scheduling.request_queue import RequestQueue
 from support.scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
@@ -268,7 +268,7 @@ async def test_stop_waits_for_requests_that_are_tokenized(harness: Harness) -> N
     gate = threading.Event()
     tokenized = harness.submit("x", tokenize=lambda: gate.wait(20))
     await asyncio.sleep(0)
-    stopping = asyncio.ensure_future(harness.dispatcher.stop(10))
+    stopping = asyncio.ensure_future(harness.preparer.stop(10))
     await asyncio.sleep(0)
     gate.set()
     assert await tokenized == ["x"]
@@ -285,7 +285,7 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
 
     running, waiting = (harness.submit("x", tokenize=tokenize) for _ in range(2))
     await asyncio.to_thread(start.wait)
-    await harness.dispatcher.stop(0.0)
+    await harness.preparer.stop(0.0)
     gate.set()
     for task in (running, waiting):
         with pytest.raises(UnavailableError):
@@ -294,7 +294,7 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
 
 @on_loop()
 async def test_texts_that_wait_to_be_tokenized_are_limited(harness: Harness) -> None:
-    gate, prepare = threading.Event(), harness.dispatcher.tokenize
+    gate, prepare = threading.Event(), harness.preparer.tokenize_on_thread
     running, waiting = (asyncio.ensure_future(prepare(gate.wait, MAX_PREPARE_CHARS // 2, 20.0)) for _ in range(2))
     await asyncio.sleep(0)
     with pytest.raises(RefusedError):

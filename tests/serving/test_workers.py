@@ -77,7 +77,7 @@ def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Pa
     with running(models, tmp_path / "log", *TWO) as server, clients_of(server, 8, workers=2) as clients:
         for client in clients:
             assert client.post("/classify", json={"inputs": ["good", "bad"]}).status_code == 200
-        wait_until(lambda: {float(len(clients))} == {count_answers(client) for client in clients})  # counted after it was sent
+        wait_until(lambda: {count_answers(client) for client in clients} == {float(len(clients))})  # counted after it was sent
         page = clients[0].get("/metrics").text
         assert 'bertserve_model_info{model="tiny"' in page
         assert "pid=" not in page
@@ -104,10 +104,10 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, tm
         after = workers_of(server)
         assert set(after) == {0, 1}
         assert after[1] == before[1]
-        assert before[0] != after[0]
+        assert after[0] != before[0]
         with clients_of(server, 4) as clients:
             assert [client.post("/classify", json={"inputs": "good"}).status_code for client in clients] == [200] * 4
-            wait_until(lambda: {13.0} == {count_answers(client) for client in clients})
+            wait_until(lambda: {count_answers(client) for client in clients} == {13.0})
             assert 'bertserve_workers_replaced_total{reason="ended"} 1.0' in clients[0].get("/metrics").text
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     indices = {(line["worker"], line["pid"]) for line in lines if line["logger"] == "bertserve.access"}
@@ -134,7 +134,7 @@ def test_a_worker_that_hangs_is_replaced(models: Path, tmp_path: Path) -> None:
         os.kill(before[0], signal.SIGSTOP)  # a stopped process cannot even handle SIGTERM
         wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
         after = workers_of(server)
-        assert before[0] != after[0]
+        assert after[0] != before[0]
         assert after[1] == before[1]
         assert f"worker 0 (process {before[0]}) hangs: its event loop has not run for 5 s" in server.log.read_text()
         with clients_of(server, 4) as clients:

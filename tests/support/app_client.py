@@ -132,7 +132,7 @@ def error_of(response: httpx.Response, status: int, error_type: str) -> str:
     assert response.headers["content-type"] == "application/json"
     body = response.json()
     assert sorted(body) == ["error", "error_type", "request_id"]
-    assert error_type == body["error_type"]
+    assert body["error_type"] == error_type
     assert response.headers["x-request-id"] == body["request_id"]
     return str(body["error"])
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from bertserve.service.errors import EngineError
-from bertserve.service.models.dispatcher import Dispatcher
+from bertserve.service.models.preparer import Preparer
 from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -62,7 +62,7 @@ class Harness:
         self.scheduler = Scheduler(
             self.queue, multi_threads=multi_threads, clock=self.clock if manual else time.monotonic, on_hang=self.count_hang
         )
-        self.dispatcher = Dispatcher(self.scheduler)
+        self.preparer = Preparer(self.scheduler)
 
     def count_hang(self) -> None:
         self.hangs += 1
@@ -94,7 +94,7 @@ class Harness:
 
         self.scheduler.check_arrival(timeout_s)
         if tokenize is not None:
-            await self.dispatcher.tokenize(tokenize, 1000, timeout_s)
+            await self.preparer.tokenize_on_thread(tokenize, 1000, timeout_s)
         now = self.scheduler.clock()
         request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s, tokens * len(payloads))
         await self.scheduler.run(request, [(tokens, payload) for payload in payloads])
@@ -125,7 +125,7 @@ def run_with_harness(
             await asyncio.wait_for(check(harness), 20)
         finally:
             harness.work.gate.set()
-            await harness.dispatcher.stop(5)
+            await harness.preparer.stop(5)
         assert (harness.queue.queue_items, harness.queue.held_tokens) == (0, 0)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:

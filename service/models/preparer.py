@@ -1,4 +1,4 @@
-"""Dispatcher: takes requests to the queue. It tokenizes short texts on the event loop, and long ones on threads of its own."""
+"""Preparer: tokenizes requests before the queue: short texts on the event loop, long ones on prepare threads."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from bertserve.service.text.tokenizer import INLINE_CHARS
 MAX_PREPARE_CHARS = 2**24
 
 
-class Dispatcher:
+class Preparer:
     """Tokenizes requests and runs them on a scheduler; used from one event loop.
 
     Attributes:
@@ -24,7 +24,7 @@ class Dispatcher:
     """
 
     def __init__(self, scheduler: Scheduler, *, prepare_threads: int = 1) -> None:
-        """Creates a dispatcher; its threads start with the first long texts."""
+        """Creates a preparer, whose threads start with the first long texts."""
         self.scheduler = scheduler
         self.prepare_chars = 0
         self._prepare_pool = ThreadPoolExecutor(prepare_threads, thread_name_prefix="prepare")
@@ -33,18 +33,22 @@ class Dispatcher:
         """Tokenizes the inputs of a request, queues them, and waits for the results. `chars` are the characters to tokenize.
 
         Raises:
-            As `tokenize`, `RequestProgress.tokenize`, `Scheduler.check_arrival` and `Scheduler.run`.
+            RefusedError: The queue is full, too many characters wait to be tokenized, or the request would miss its deadline.
+            ExpiredError: The deadline passed.
+            TooLargeError: The request is larger than the queue, or its cost exceeds a limit.
+            UnavailableError: The scheduler is stopping, or has failed.
+            BertServeError: An input cannot be encoded or decoded, or its run failed.
         """
         scheduler = self.scheduler
         arrived = scheduler.clock()
         scheduler.check_arrival(timeout_s)
         # for a short text, a round trip to a thread takes longer than tokenizing
-        payloads = progress.tokenize() if chars <= INLINE_CHARS else await self.tokenize(progress.tokenize, chars, timeout_s)
+        payloads = progress.tokenize() if chars <= INLINE_CHARS else await self.tokenize_on_thread(progress.tokenize, chars, timeout_s)
         if payloads:
             request = ScheduledRequest(runner, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)
             await scheduler.run(request, payloads)
 
-    async def tokenize(self, tokenize: Callable[[], SizedPayloads], chars: int, timeout_s: float) -> SizedPayloads:
+    async def tokenize_on_thread(self, tokenize: Callable[[], SizedPayloads], chars: int, timeout_s: float) -> SizedPayloads:
         """Calls a function on a prepare thread, in order of arrival. A call that has begun continues if the coroutine is cancelled.
 
         Raises:
@@ -62,7 +66,8 @@ class Dispatcher:
             )
 
         def call() -> SizedPayloads:
-            self.scheduler.check_running()  # cancelled calls would look like clients that have left
+            # after a stop, waiting calls fail with this error; if they were cancelled, clients would seem to have left
+            self.scheduler.check_running()
             return tokenize()
 
         self.prepare_chars += chars
