@@ -36,7 +36,7 @@ def build_for_cpu(build_input: GraphBuildInput, precisions: Sequence[Precision])
     """Creates the graphs one by one on request; float32 is always first, because int8 is created from it.
 
     Raises:
-        GraphError: There is nothing to quantize, or the outputs' error is too large; the float32 graph has been yielded before.
+        ExportError: There is nothing to quantize, or the outputs' error is too large; the float32 graph has been yielded before.
     """
     checkpoint, texts, max_error = build_input.checkpoint, build_input.texts, build_input.max_int8_error
     scratch, int8_name = build_input.traced.parent, "model.cpu.int8.onnx"

@@ -5,21 +5,13 @@ from pathlib import Path
 
 
 class ExportError(Exception):
-    """Base class of all errors.
+    """A checkpoint, graph or calibration cannot be used, or answers differ too much; `UsageError` has the other exit codes.
 
     Attributes:
         exit_code: Exit code of a command that the error stops.
     """
 
     exit_code = 1
-
-
-class CheckpointError(ExportError):
-    """The checkpoint cannot be read, or a part of it is not supported."""
-
-
-class GraphError(ExportError):
-    """A graph cannot be created, or its answers differ from its checkpoint's; the message says why, or has the worst case."""
 
 
 class UsageError(ExportError):

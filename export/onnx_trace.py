@@ -20,7 +20,7 @@ from bertserve.export.build_input import Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint, GraphModel
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
 from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION_PREFIX, returning_attention
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
@@ -49,16 +49,16 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> t
         The graph's inputs, without token types if the model ignores them, and its description in the manifest.
 
     Raises:
-        GraphError: The model cannot be traced, or the traced graph has different inputs or outputs than expected.
+        ExportError: The model cannot be traced, or the traced graph has different inputs or outputs than expected.
     """
-    errors: list[GraphError] = []
+    errors: list[ExportError] = []
     for candidate in TRACERS if tracer is None else (tracer,):
         try:
             inputs = (_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, candidate)
             return inputs, f"{candidate} opset {OPSETS[candidate]}"
-        except GraphError as error:
+        except ExportError as error:
             errors.append(error)
-    raise GraphError(" ".join(dict.fromkeys(map(str, errors)))) from errors[0]
+    raise ExportError(" ".join(dict.fromkeys(map(str, errors)))) from errors[0]
 
 
 def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, ...]:
@@ -78,7 +78,7 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, 
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
     if checkpoint.tokenizer.mask is not None and checkpoint.model.base_model is checkpoint.model:
         prefix = checkpoint.model.base_model_prefix
-        raise GraphError(f"{type(checkpoint.model).__name__} has no module `{prefix}`, so its encoder is unknown.")
+        raise ExportError(f"{type(checkpoint.model).__name__} has no module `{prefix}`, so its encoder is unknown.")
     module = GraphModel(checkpoint.model, [spec.name for spec in inputs], [spec.name for spec in outputs])
     attention = returning_attention(checkpoint.model) if checkpoint.attention_heads else nullcontext()
     with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.tokenizer.max_length):
@@ -91,13 +91,13 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, 
             cause = error.__cause__ if isinstance(error, torch.onnx.OnnxExporterError) and error.__cause__ else error
             reason = (str(cause).splitlines() or [""])[0].rstrip(".")
             name = type(checkpoint.model).__name__
-            raise GraphError(f"{name} cannot be traced by {tracer}: {type(cause).__name__}: {reason}.") from error
+            raise ExportError(f"{name} cannot be traced by {tracer}: {type(cause).__name__}: {reason}.") from error
     graph = ir.load(path).graph
     actual = [value.name for value in graph.inputs], [value.name for value in graph.outputs]
     used_inputs = tuple(spec for spec in inputs if spec.name in actual[0] or spec.fill != "type_ids")
     expected = [spec.name for spec in used_inputs], [spec.name for spec in outputs]
     if actual != expected:
-        raise GraphError(f"the traced graph has inputs and outputs {actual}, not {expected}: the model does not use all of its inputs.")
+        raise ExportError(f"the traced graph has inputs and outputs {actual}, not {expected}: the model does not use all of its inputs.")
     return used_inputs
 
 
@@ -120,7 +120,7 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
     axes_of = {value.name: [str(axis) for axis in value.shape or ()] for value in program.model.graph.inputs}
     if fixed := [spec.name for spec in checkpoint.inputs if axes_of[spec.name] != list(_AXES[spec.fill])]:
         # the model uses a size as a number, so the tracer fixed its current value
-        raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: {fixed} have a fixed length.")
+        raise ExportError(f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: {fixed} have a fixed length.")
     normalize.normalize(program.model)
     onnx_files.save(program.model, path)
 

@@ -21,7 +21,7 @@ from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
-from bertserve.export.errors import CheckpointError, ExportError
+from bertserve.export.errors import ExportError
 from bertserve.export.gpu.build import build_for_cuda, build_for_tensorrt
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, read_int8_texts
@@ -91,7 +91,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
     """
     name = options.name or (module_name(options.source) if options.module else Path(os.path.abspath(options.source)).name)
     if not re.fullmatch(NAME_PATTERN, name):
-        raise CheckpointError(f"`{name}` is not a valid bundle name, which has {NAME_RULE}; give another with --name.")
+        raise ExportError(f"`{name}` is not a valid bundle name, which has {NAME_RULE}; give another with --name.")
     target = options.output / name
     with workspace(name, options.output, overwrite=options.overwrite) as scratch:
         # before the checkpoint is loaded, because the texts may be wrong
@@ -130,7 +130,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
     try:
         tokenizer = Tokenizer(tokenizer_path, tokenizer_spec)
     except BundleError as error:
-        raise CheckpointError(f"the tokenizer of `{options.source}` is not supported: {error}") from error
+        raise ExportError(f"the tokenizer of `{options.source}` is not supported: {error}") from error
     texts = texts.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
         reference = sample_reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else None)

@@ -6,7 +6,6 @@ Exit codes: 0 all checks passed, 1 a check failed, 2 wrong usage or data, 3 a re
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from bertserve.export import flags
@@ -43,8 +42,7 @@ def main(argv: Sequence[str]) -> int:
     except (ExportError, OSError) as error:
         return report_error(error, args.bundle_folder)
     if args.json:
-        checks = [asdict(check) for check in report.checks]
-        print(json.dumps({"bundle": str(args.bundle_folder), "passed": report.passed, "checks": checks}, indent=1), flush=True)
+        print(json.dumps({"bundle": str(args.bundle_folder), "passed": report.passed, "checks": report.checks}, indent=1), flush=True)
     return 0 if report.passed else 1
 
 

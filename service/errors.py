@@ -80,7 +80,7 @@ class CallerValue:
 
 
 class StartError(BertServeError):
-    """The process must not start, or a command must stop."""
+    """The process must not start, or a command must stop, for example because an execution provider is missing."""
 
 
 class SettingsError(StartError):
@@ -89,10 +89,6 @@ class SettingsError(StartError):
 
 class BundleError(StartError):
     """A bundle is broken, incomplete or different from its manifest."""
-
-
-class ProviderError(StartError):
-    """The requested execution provider, or the package that has it, is missing."""
 
 
 class DeviceLostError(StartError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bertserve.service.errors import ProviderError
+from bertserve.service.errors import StartError
 from bertserve.service.messages import install_command
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ExecutionProvider:
         fallback: Provider of the operators that this one cannot run; None for the CPU.
         automatic: Whether `auto` uses it if it is available.
         engine_version: Returns the name and version of the compiler of engines, which are stored in files; None if nothing is compiled.
-        preload: Loads libraries that the loader does not find by itself; it raises ProviderError. None if there are none.
+        preload: Loads libraries that the loader does not find by itself; it raises StartError. None if there are none.
         ranges: Number of ranges of lengths, each with its own session, for a provider that compiles a session for one range and reserves
             memory for the longest text in its largest batch. The lengths of a range have the same numbers of rows. 0 for a single session.
     """
@@ -102,12 +102,10 @@ def tensorrt_options(graph: "GraphSpec", engine_cache_dir: Path | None, gpu: Gpu
         gpu: Its device.
 
     Raises:
-        ProviderError: The graph has no shape plan.
+        StartError: The graph has no shape plan.
     """
     if graph.shapes is None:
-        raise ProviderError(
-            f"`{graph.file}` has no shape plan, and TensorRT needs one; export again with `bert-export --provider tensorrt`."
-        )
+        raise StartError(f"`{graph.file}` has no shape plan, and TensorRT needs one; export again with `bert-export --provider tensorrt`.")
     min_shapes, opt_shapes, max_shapes = (profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
     options = {
         "device_id": str(gpu.device_id),
@@ -143,14 +141,14 @@ def load_tensorrt() -> Any:
     """Returns TensorRT's library, after loading both that ONNX Runtime links, from the extra's package or from the system.
 
     Raises:
-        ProviderError: The version that ONNX Runtime links is missing.
+        StartError: The version that ONNX Runtime links is missing.
     """
     package = importlib.util.find_spec("tensorrt_libs")  # the loader does not search its folder
     folder = Path(package.origin).parent if package is not None and package.origin is not None else Path()
     try:
         return [ctypes.CDLL(str(folder / f"{name}.so.{TENSORRT_MAJOR}")) for name in ("libnvonnxparser", "libnvinfer")][-1]
     except OSError as error:
-        raise ProviderError(
+        raise StartError(
             f"onnxruntime needs TensorRT {TENSORRT_MAJOR}, not a newer version, and it is not installed ({error}); install the extra "
             f"`tensorrt`: `{install_command('tensorrt')}`."
         ) from error

@@ -18,7 +18,7 @@ from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.checkpoint.token_types import Template
 from bertserve.export.checkpoint.vocabulary_files import describe_missing_vocabulary, replace_backend, use_vocabulary_files
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.bundle.manifest import AddedToken, SpecialPart, TemplatePart, TextPart, TokenizerSpec
@@ -36,9 +36,9 @@ def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any
     has_file = (folder / TOKENIZER_FILE).is_file()
     try:
         tokenizer = _read(source, folder)
-    except CheckpointError as error:
+    except ExportError as error:
         if has_file and isinstance(error.__cause__, ImportError):
-            raise CheckpointError(_needs_code(source)) from error
+            raise ExportError(_needs_code(source)) from error
         if has_file:
             # classes convert the vocabulary of a file before they read it, and fail if its model is of another type than theirs
             with mock.patch.object(transformers.TokenizersBackend, "convert_to_native_format", lambda **settings: settings):
@@ -47,16 +47,16 @@ def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any
             raise
         else:
             # the reasons of transformers mislead: a SentencePiece model that it cannot read is a file of tiktoken for it, for example
-            raise CheckpointError(
+            raise ExportError(
                 describe_missing_vocabulary(source, "its other files are missing, damaged, or not supported for its class")
             ) from error
     if not getattr(tokenizer, "is_fast", False):
-        raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
+        raise ExportError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
     if tokenizer.split_special_tokens:
-        raise CheckpointError(f"the tokenizer of `{source}` sets `split_special_tokens`; remove it from tokenizer_config.json.")
+        raise ExportError(f"the tokenizer of `{source}` sets `split_special_tokens`; remove it from tokenizer_config.json.")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # without a file, transformers 5 creates a tokenizer with only special tokens
-        raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
+        raise ExportError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
     if has_file:
         _use_file(source, tokenizer, folder)
     else:
@@ -92,7 +92,7 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     try:
         class_backend.to_str()
     except Exception as error:  # `tokenizers` raises this if a step is Python code
-        raise CheckpointError(_needs_code(source)) from error
+        raise ExportError(_needs_code(source)) from error
     for backend in (class_backend, file_backend):
         backend.no_truncation()
         backend.no_padding()
@@ -185,7 +185,7 @@ def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any
     try:
         return encode(*texts, **options)
     except Exception as error:  # `tokenizers` raises a plain Exception for every failure
-        raise CheckpointError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
+        raise ExportError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
 
 
 def _read_template(encoding: Any, texts: str) -> Template:

@@ -27,7 +27,7 @@ from bertserve.export.checkpoint.source import SourceFiles, find_card, find_sour
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import Template, choose_token_types, type_templates
 from bertserve.export.checkpoint.weights import load_pretrained
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Embedding, Layers, MaskToken, Task, TextPart, TokenTypes
@@ -96,7 +96,7 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     max_length = _usable_length(source, task, model, transformer_settings.max_length or tokenizer.model_max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
     if export_task.fills_masks and tokenizer.mask_token is None:
-        raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
+        raise ExportError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
     mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if export_task.fills_masks else None
     spec = make_tokenizer_spec(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=pairs_only)
     card = find_card(files.folder)
@@ -123,20 +123,20 @@ def _check_layers(source: str, task: str, options: LoadOptions) -> None:
     """Refuses a choice of layers for a task without vectors, and `--combine` without several layers."""
     layers, combine = options.layers, options.combine
     if layers != "last" and not EXPORT_TASKS[task].embeds:
-        raise CheckpointError(f"--layers is for {embed.TASK}, but `{source}` is for {task}; remove it.")
+        raise ExportError(f"--layers is for {embed.TASK}, but `{source}` is for {task}; remove it.")
     if combine is not None and layers == "last":
-        raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
+        raise ExportError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
 
 
 def _read_config(files: SourceFiles) -> Any:
     if not (files.model_folder / "config.json").is_file():
-        raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
+        raise ExportError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
     config = read_with_transformers(f"the configuration of `{files.source}`", AutoConfig.from_pretrained, files.model_folder)
     if getattr(config, "transformers_weights", None) is not None:  # transformers would load another file than model.safetensors
-        raise CheckpointError(f"the config.json of `{files.source}` has `transformers_weights`; remove it, and save model.safetensors.")
+        raise ExportError(f"the config.json of `{files.source}` has `transformers_weights`; remove it, and save model.safetensors.")
     if getattr(config, "attention_type", None) == "block_sparse":
         # after its first short text, BigBird uses full attention for all texts, so its answers depend on earlier texts
-        raise CheckpointError(
+        raise ExportError(
             f"the config.json of `{files.source}` has `attention_type` = 'block_sparse', which is not supported; if full attention is "
             "right, set `original_full`."
         )
@@ -147,10 +147,10 @@ def _read_embedding(
     files: SourceFiles, config: Any, settings: SentenceSettings, options: LoadOptions
 ) -> tuple[Embedding, SentenceHead | None]:
     if (dimensions := getattr(config, "hidden_size", None)) is None:
-        raise CheckpointError(f"the config.json of `{files.source}` has no `hidden_size`; embeddings of such a model are not supported.")
+        raise ExportError(f"the config.json of `{files.source}` has no `hidden_size`; embeddings of such a model are not supported.")
     embedding, head = read_embedding(files.folder, settings, dimensions)
     if options.combine is not None and head is not None:
-        raise CheckpointError(f"--combine {options.combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
+        raise ExportError(f"--combine {options.combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
     return embedding, head
 
 
@@ -161,7 +161,7 @@ def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
         task = embed.TASK
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
-        raise CheckpointError(
+        raise ExportError(
             f"the config.json of `{files.source}` names code for {auto_class.__name__} in `auto_map`, which is never run; remove the entry "
             "if transformers' class gives the correct answers, otherwise export the model with --module."
         )
@@ -179,7 +179,7 @@ def _templates(
     texts = [part.text for part in pair if isinstance(part, TextPart)]
     expected = ["b", "a"] if second_text_first else ["a", "b"]
     if texts != expected:
-        raise CheckpointError(f"the tokenizer of `{source}` must have each text of a pair as {expected}, not {texts}; change its template.")
+        raise ExportError(f"the tokenizer of `{source}` must have each text of a pair as {expected}, not {texts}; change its template.")
     chosen = choose_token_types(
         source,
         model,
@@ -195,10 +195,10 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
     try:
         embeddings: Any = model.get_input_embeddings()
     except NotImplementedError as error:
-        raise CheckpointError(f"{type(model).__name__} of `{source}` has no embedding of token ids, so it is not supported.") from error
+        raise ExportError(f"{type(model).__name__} of `{source}` has no embedding of token ids, so it is not supported.") from error
     rows = embeddings.weight.shape[0]
     if vocabulary > rows:
-        raise CheckpointError(
+        raise ExportError(
             f"the tokenizer of `{source}` has {vocabulary} tokens, but the embedding has only {rows} rows; add the model's own tokenizer."
         )
 
@@ -208,7 +208,7 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
     try:
         return find_padding(model, tokenizer, [spec.name for spec in inputs], max_length)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
+        raise ExportError(
             f"{type(model).__name__} of `{source}` fails on the inputs of its tokenizer, or its kind is not supported: "
             f"{type(error).__name__}: {error}."
         ) from error
@@ -224,7 +224,7 @@ def _usable_length(source: str, task: Task, model: PreTrainedModel, limit: int) 
     # transformers stores "no limit" as -1 or as 10^30; nearly all models with only relative positions were trained with 512 tokens
     max_length = int(min((length for length in lengths if length and 0 < length < 10**9), default=512))
     if max_length < EXPORT_TASKS[task].min_length:
-        raise CheckpointError(
+        raise ExportError(
             f"`{source}` has a usable length of {max_length} tokens, but {task} needs {EXPORT_TASKS[task].min_length}; check "
             "`max_position_embeddings`, the lengths in tokenizer_config.json and sentence_bert_config.json, and --task."
         )

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from bertserve.export.checkpoint.sentence_transformers import read_object
 from bertserve.export.checkpoint.weight_files import read_weights
-from bertserve.export.errors import CheckpointError, UsageError
+from bertserve.export.errors import ExportError, UsageError
 from bertserve.service.messages import install_command
 from bertserve.service.tasks import classify, question_answering, token_classification
 
@@ -94,7 +94,7 @@ class LoraAdapter:
         except (RuntimeError, ValueError) as error:  # other shapes, or updates of layers that are not linear
             reason = " ".join(str(error).split())
         if reason:
-            raise CheckpointError(
+            raise ExportError(
                 f"the adapter `{self.folder.name}` does not fit {type(model).__name__}: {reason}; give its own base model and --task."
             )
         return set(self.full_parameters)
@@ -129,7 +129,7 @@ class LoraAdapter:
             matrix = parameters.get(name)
             aliases = [alias for alias, other in parameters.items() if other is matrix and alias != name]
             if matrix is not None and aliases and matrix.ndim > 1:
-                raise CheckpointError(
+                raise ExportError(
                     f"the adapter `{self.folder.name}` changes only `{name}`, which {type(model).__name__} shares with `{aliases[0]}`; "
                     "merge it with peft into a checkpoint in which the two are separate (`tie_word_embeddings`)."
                 )
@@ -164,12 +164,12 @@ def _check_settings(folder: Path, config: dict[str, Any]) -> None:
     """Refuses adapters other than LoRA, unsupported settings, and a missing name of the base model."""
     for setting in sorted({"peft_type", *config} - _FREE_SETTINGS):
         if config.get(setting) not in _SUPPORTED_VALUES.get(setting, _UNUSED_VALUES):
-            raise CheckpointError(f"the adapter `{folder.name}` has `{setting}` = {config.get(setting)!r:.80}; merge it with peft first.")
+            raise ExportError(f"the adapter `{folder.name}` has `{setting}` = {config.get(setting)!r:.80}; merge it with peft first.")
     alpha = config.get("lora_alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise CheckpointError(f"the adapter `{folder.name}` has `lora_alpha` = {alpha!r} in {ADAPTER_CONFIG_FILE}, which must be a number.")
+        raise ExportError(f"the adapter `{folder.name}` has `lora_alpha` = {alpha!r} in {ADAPTER_CONFIG_FILE}, which must be a number.")
     if not config.get("base_model_name_or_path"):
-        raise CheckpointError(f"the adapter `{folder.name}` names no base model; set `base_model_name_or_path` in {ADAPTER_CONFIG_FILE}.")
+        raise ExportError(f"the adapter `{folder.name}` names no base model; set `base_model_name_or_path` in {ADAPTER_CONFIG_FILE}.")
 
 
 def _sort_tensors(
@@ -191,9 +191,9 @@ def _sort_tensors(
         elif f"lora_{part}" in part_names:
             updates.setdefault(layer, {})[f"lora_{part}"] = tensor
         else:
-            raise CheckpointError(f"the adapter `{folder.name}` has a tensor `{key}`, which is not supported; only linear layers are.")
+            raise ExportError(f"the adapter `{folder.name}` has a tensor `{key}`, which is not supported; only linear layers are.")
     for layer, update in updates.items():
         if update.keys() != part_names:
             missing = ", ".join(sorted(part_names - update.keys()))
-            raise CheckpointError(f"the adapter `{folder.name}` lacks `{missing}` of `{layer}`; save it again.")
+            raise ExportError(f"the adapter `{folder.name}` lacks `{missing}` of `{layer}`; save it again.")
     return updates, full_parameters

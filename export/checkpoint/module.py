@@ -27,7 +27,7 @@ from bertserve.export.checkpoint.padding import find_padding
 from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
 from bertserve.export.checkpoint.token_types import TYPE_IDS
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling, Source
 from bertserve.service.messages import describe_validation_error
@@ -98,7 +98,7 @@ def load_module(location: str) -> Checkpoint:
     tokenizer = _load_tokenizer(path, spec)
     names = [name for name in inspect.signature(spec.module.forward).parameters if name in INPUTS]
     if "input_ids" not in names:
-        raise CheckpointError(f"`forward` of the module of `{location}` has no parameter `input_ids`; supported are {', '.join(INPUTS)}.")
+        raise ExportError(f"`forward` of the module of `{location}` has no parameter `input_ids`; supported are {', '.join(INPUTS)}.")
     tokenizer.model_input_names = names
     task = EXPORT_TASKS[spec.task]
     labels = dict(enumerate(spec.labels)) if task.labeled else {0: "", 1: ""}
@@ -118,10 +118,10 @@ def load_module(location: str) -> Checkpoint:
         with torch.no_grad():
             width = _check_outputs(location, spec, model, names, last_id)
         padding = find_padding(model, tokenizer, names, spec.max_length)
-    except CheckpointError:
+    except ExportError:
         raise
     except Exception as error:  # the user's code can raise any error
-        raise CheckpointError(
+        raise ExportError(
             f"the module of `{location}` fails on ids of at most {last_id}, or on a text of up to {spec.max_length} tokens: "
             f"{type(error).__name__}: {error}."
         ) from error
@@ -155,7 +155,7 @@ def module_name(location: str) -> str:
 def _split(location: str) -> tuple[Path, str]:
     file, colon, factory = location.rpartition(":")
     if not colon or not file or not factory.isidentifier() or not Path(file).is_file():
-        raise CheckpointError(f"--module is `{location}`; give FILE:FACTORY, a Python file that exists and a function in it.")
+        raise ExportError(f"--module is `{location}`; give FILE:FACTORY, a Python file that exists and a function in it.")
     return Path(file).resolve(), factory
 
 
@@ -171,11 +171,9 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     except ValidationError as error:
         first = error.errors()[0]
         value = f" (it is {first['input']!r})" if isinstance(first["input"], str | int) else ""
-        raise CheckpointError(
-            f"`{factory}` of `{path}` returned an invalid ModuleSpec: {describe_validation_error(first)}{value}."
-        ) from error
+        raise ExportError(f"`{factory}` of `{path}` returned an invalid ModuleSpec: {describe_validation_error(first)}{value}.") from error
     except Exception as error:  # the user's code can raise any error
-        raise CheckpointError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
+        raise ExportError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
 
 
 def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:
@@ -184,11 +182,11 @@ def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:
     try:
         tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as error:  # `tokenizers` raises a plain Exception for every failure
-        raise CheckpointError(f"the tokenizer `{file}` of the module cannot be read: {error}") from error
+        raise ExportError(f"the tokenizer `{file}` of the module cannot be read: {error}") from error
     vocabulary = tokenizer.get_vocab()
     for name, token in special.items():
         if token not in vocabulary:
-            raise CheckpointError(f"`{name}` of the module is `{token}`, which is not a token of `{file}`; name one of its tokens.")
+            raise ExportError(f"`{name}` of the module is `{token}`, which is not a token of `{file}`; name one of its tokens.")
         setattr(tokenizer, name, token)
     tokenizer.model_max_length = spec.max_length
     return tokenizer
@@ -205,7 +203,7 @@ def _check_outputs(location: str, spec: ModuleSpec, model: _Module, names: list[
         tail = (width,) if task.labeled else (tensor.shape[-1],) if task.embeds else ()
         expected = (2, *tail) if output.kind == "per_text" else (2, 5, *tail)
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tuple(tensor.shape) != expected:
-            raise CheckpointError(
+            raise ExportError(
                 f"the module of `{location}` returns `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows of 5 tokens, but "
                 f"{spec.task} with {width} labels needs torch.float32 {list(expected)}."
             )

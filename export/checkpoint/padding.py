@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.service.bundle.manifest import Side, SpecialPart, TemplatePart
 
 Padding = tuple[int, Side]  # the token id and the side of padding
@@ -33,7 +33,7 @@ def set_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts: Se
     order = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, *tokenizer.all_special_ids)
     free_id = next((id_ for id_ in order if id_ is not None and id_ not in template and _is_row(id_, model)), None)
     if free_id is None:
-        raise CheckpointError(f"the tokenizer of `{source}` has no padding token, nor another unused special token; set `pad_token`.")
+        raise ExportError(f"the tokenizer of `{source}` has no padding token, nor another unused special token; set `pad_token`.")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free_id)
     if configured_id is None:
@@ -48,7 +48,7 @@ def refuse_pad_token_in_texts(source: str, tokenizer: Any, pad_id: int, texts: I
     encodings = tokenizer(texts, add_special_tokens=False)["input_ids"]
     example = next((text for text, ids in zip(texts, encodings, strict=True) if pad_id in ids), None)
     if example is not None:
-        raise CheckpointError(
+        raise ExportError(
             f"the padding token of `{source}`, `{tokenizer.convert_ids_to_tokens(pad_id)}` (id {pad_id}), occurs in ordinary texts, such "
             f"as `{example[:60]}`; set `pad_token` to a token that no text has, and `pad_token_id` in config.json to its id."
         )

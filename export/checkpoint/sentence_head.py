@@ -28,7 +28,7 @@ from bertserve.export.checkpoint.sentence_transformers import (
     read_modules,
 )
 from bertserve.export.checkpoint.weight_files import find_weights, read_weights
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.service.bundle.manifest import VECTOR_OUTPUT, Embedding, Pooling
 
 _FUNCTIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")  # after a Dense layer: classes of `torch.nn` without parameters
@@ -101,7 +101,7 @@ def read_embedding(folder: Path, settings: SentenceSettings, dimensions: int) ->
     modules = [module for module in read_modules(folder) if module[0] != TRANSFORMER]
     kinds = [kind for kind, _ in modules]
     if kinds and (kinds[0] != POOLING or not {DENSE, NORMALIZE}.issuperset(kinds[1:])):
-        raise CheckpointError(
+        raise ExportError(
             f"`{folder / MODULES_FILE}` has steps {', '.join(kinds)}; supported: {TRANSFORMER}, {POOLING}, then {DENSE} and {NORMALIZE}."
         )
     poolings = _read_poolings(modules[0][1] / "config.json", settings) if modules else ("cls",)
@@ -177,13 +177,13 @@ class _StepFile(SettingsFile):
 
 def _read_poolings(path: Path, settings: SentenceSettings) -> Sequence[str]:
     if not path.is_file():
-        raise CheckpointError(f"`{path}`, which modules.json names, is missing; copy the whole checkpoint.")
+        raise ExportError(f"`{path}`, which modules.json names, is missing; copy the whole checkpoint.")
     config = _PoolingFile.read(path)
     poolings: Sequence[str] = config.pooling_mode or [pooling for pooling in POOLINGS if getattr(config, pooling)]
     if not poolings:
-        raise CheckpointError(f"`{path}` pools by nothing; supported are {', '.join(POOLINGS)}.")
+        raise ExportError(f"`{path}` pools by nothing; supported are {', '.join(POOLINGS)}.")
     if not config.include_prompt and any(settings.prompts.values()):
-        raise CheckpointError(f"`{path}` leaves the tokens of the prompt out of pooling, which is not supported; remove the prompts.")
+        raise ExportError(f"`{path}` leaves the tokens of the prompt out of pooling, which is not supported; remove the prompts.")
     return poolings
 
 
@@ -191,12 +191,12 @@ def _read_dense(folder: Path, config: _StepFile, width: int) -> _Dense:
     """Returns a Dense module for vectors of this width."""
     package, _, function = config.activation_function.rpartition(".")
     if not package.startswith("torch.nn") or function not in _FUNCTIONS:
-        raise CheckpointError(
+        raise ExportError(
             f"`activation_function` in `{folder / 'config.json'}` is `{config.activation_function}`; supported are {', '.join(_FUNCTIONS)} "
             "of `torch.nn`."
         )
     if config.in_features != width:
-        raise CheckpointError(
+        raise ExportError(
             f"`in_features` in `{folder / 'config.json'}` is {config.in_features}, but the step before it gives {width} values; fix it."
         )
     dense = _Dense(width, config.out_features, getattr(torch.nn, function)(), bias=config.bias, use_residual=config.use_residual)
@@ -204,7 +204,7 @@ def _read_dense(folder: Path, config: _StepFile, width: int) -> _Dense:
     try:
         dense.load_state_dict(read_weights(str(folder), path))
     except RuntimeError as error:
-        raise CheckpointError(f"the weights `{path}` do not match the config.json next to them: {error}.") from error
+        raise ExportError(f"the weights `{path}` do not match the config.json next to them: {error}.") from error
     if not all(torch.isfinite(weight).all() for weight in dense.parameters()):
-        raise CheckpointError(f"`{path}` has NaN or infinite weights; the training diverged.")
+        raise ExportError(f"`{path}` has NaN or infinite weights; the training diverged.")
     return dense

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
 
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.service.bundle.manifest import Similarity
 from bertserve.service.messages import describe_validation_error, quote_names
 
@@ -47,7 +47,7 @@ class SettingsFile(BaseModel):
             return cls.model_validate({name: value for name, value in read_object(path).items() if value is not None})
         except ValidationError as error:
             first = error.errors()[0]
-            raise CheckpointError(
+            raise ExportError(
                 f"`{path}` cannot be used, because its settings may change the answers: {describe_validation_error(first)} (it is "
                 f"{json.dumps(first['input'])}); fix it, or remove it if it changes nothing."
             ) from error
@@ -118,18 +118,18 @@ def read_modules(folder: Path) -> list[tuple[str, Path]]:
     """Returns the kind of each module of a checkpoint, such as `Pooling`, and its folder; empty without a `modules.json`."""
     entries = _read_json(folder / MODULES_FILE, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise CheckpointError(f"`{folder / MODULES_FILE}` is not a list of modules; download it again.")
+        raise ExportError(f"`{folder / MODULES_FILE}` is not a list of modules; download it again.")
     modules = []
     for entry in entries:
         package, _, kind = str(entry.get("type", "")).rpartition(".")
         path = PurePosixPath(str(entry.get("path", "")))
         if package and package.partition(".")[0] != "sentence_transformers":
-            raise CheckpointError(
+            raise ExportError(
                 f"`{folder / MODULES_FILE}` has the module `{package}.{kind}`, which is code of the checkpoint and never run; write a "
                 "PyTorch module of your own and export it with --module."
             )
         if path.is_absolute() or ".." in path.parts:
-            raise CheckpointError(f"`{folder / MODULES_FILE}` names `{path}`, which is outside of the checkpoint; name a folder inside it.")
+            raise ExportError(f"`{folder / MODULES_FILE}` names `{path}`, which is outside of the checkpoint; name a folder inside it.")
         modules.append((kind, folder / path))
     return modules
 
@@ -139,9 +139,9 @@ def find_transformer(folder: Path) -> Path:
     folders = [path for kind, path in read_modules(folder) if kind == TRANSFORMER] or [folder]
     if len(folders) > 1:
         names = quote_names(path.name for path in folders)
-        raise CheckpointError(f"`{folder / MODULES_FILE}` has {len(folders)} Transformer modules, {names}; only one is supported.")
+        raise ExportError(f"`{folder / MODULES_FILE}` has {len(folders)} Transformer modules, {names}; only one is supported.")
     if not folders[0].is_dir():
-        raise CheckpointError(f"the folder `{folders[0]}`, which {MODULES_FILE} names, is missing; copy the whole checkpoint.")
+        raise ExportError(f"the folder `{folders[0]}`, which {MODULES_FILE} names, is missing; copy the whole checkpoint.")
     return folders[0]
 
 
@@ -149,7 +149,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file; empty if there is no such file."""
     document = _read_json(path, {})
     if not isinstance(document, dict):
-        raise CheckpointError(f"`{path}` is not a JSON object; download it again.")
+        raise ExportError(f"`{path}` is not a JSON object; download it again.")
     return document
 
 
@@ -157,7 +157,7 @@ def _read_json(path: Path, default: Any) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error}.") from error
+        raise ExportError(f"`{path}` cannot be read: {error}.") from error
 
 
 def read_transformer_settings(folder: Path) -> TransformerSettings:
@@ -175,6 +175,6 @@ def check_cross_encoder(folder: Path, settings: SentenceSettings) -> None:
     """
     kinds = {kind for kind, _ in read_modules(folder)}
     if POOLING not in kinds and kinds - {TRANSFORMER}:
-        raise CheckpointError(f"`{folder / MODULES_FILE}` has modules {', '.join(sorted(kinds))}; this task supports only {TRANSFORMER}.")
+        raise ExportError(f"`{folder / MODULES_FILE}` has modules {', '.join(sorted(kinds))}; this task supports only {TRANSFORMER}.")
     if settings.default_prompt is not None and settings.prompts[settings.default_prompt]:
-        raise CheckpointError(f"`{folder / SETTINGS_FILE}` has `default_prompt_name`, but only embeddings have prompts; remove it.")
+        raise ExportError(f"`{folder / SETTINGS_FILE}` has `default_prompt_name`, but only embeddings have prompts; remove it.")

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bertserve.export.checkpoint.token_types import TYPE_IDS
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Embedding, Layers, Task, TokenTypes
@@ -38,10 +38,10 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any, token_types: TokenTypes
     """
     parameters = inspect.signature(model.forward).parameters
     if model.main_input_name not in INPUTS:
-        raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only text models can be exported.")
+        raise ExportError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only text models can be exported.")
     unknown_inputs = [name for name in tokenizer.model_input_names if name not in INPUTS]
     if unknown_inputs:
-        raise CheckpointError(f"the tokenizer gives inputs that are not supported: {', '.join(unknown_inputs)}.")
+        raise ExportError(f"the tokenizer gives inputs that are not supported: {', '.join(unknown_inputs)}.")
     provided = {*tokenizer.model_input_names} - {TYPE_IDS} | ({TYPE_IDS} if token_types == "template" else set())  # noqa: S105
     return tuple(INPUTS[name] for name in parameters if name in INPUTS and name in provided)  # the tracer passes inputs by position
 
@@ -78,7 +78,7 @@ def return_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> tup
     if layers == "last":
         return layers, (-1,)
     if layers == "last_four" and (count := model.config.num_hidden_layers) < LAST_FOUR:
-        raise CheckpointError(f"the model has {count} layers, but --layers last_four needs {LAST_FOUR}; remove it.")
+        raise ExportError(f"the model has {count} layers, but --layers last_four needs {LAST_FOUR}; remove it.")
     model.config.output_hidden_states = True
     if layers == "last_four":
         return layers, tuple(range(-LAST_FOUR, 0))
@@ -86,15 +86,15 @@ def return_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> tup
         outputs: Any = model(input_ids=torch.tensor([tokenizer("a")["input_ids"]]))
     shapes = [list(state.shape) for state in outputs.hidden_states or ()]
     if not shapes or any(shape != list(outputs.last_hidden_state.shape) for shape in shapes):
-        raise CheckpointError(f"{type(model).__name__} has layers of several shapes, {shapes}; export it without --layers.")
+        raise ExportError(f"{type(model).__name__} has layers of several shapes, {shapes}; export it without --layers.")
     depth = len(shapes) - 1
     if unknown_layers := [layer for layer in layers if not -depth - 1 <= layer <= depth]:
-        raise CheckpointError(
+        raise ExportError(
             f"--layers has {unknown_layers[0]}, but the model has the layers 1 to {depth}, and 0 for its embeddings; -1 is the last one."
         )
     numbers = [layer % (depth + 1) for layer in layers]
     if len(set(numbers)) < len(numbers):
-        raise CheckpointError(f"--layers has a duplicate: {','.join(map(str, layers))}; name each once.")
+        raise ExportError(f"--layers has a duplicate: {','.join(map(str, layers))}; name each once.")
     return ("last", (-1,)) if numbers == [depth] else (tuple(sorted({*numbers, depth})), tuple(numbers))
 
 
@@ -118,7 +118,7 @@ def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     for number, weights in enumerate(outputs.get("attentions") or [None]):
         shape = None if weights is None else list(weights.shape)
         if shape is None or shape[:1] + shape[2:] != [1, length, length] or weights.min() < 0 or (weights.sum(-1) - 1).abs().max() > 1e-3:
-            raise CheckpointError(
+            raise ExportError(
                 f"{type(model).__name__} returns {shape or 'none'} as the attention of layer {number}, not [1, heads, {length}, {length}] "
                 "with a sum of 1 for each token; export it without --attentions."
             )

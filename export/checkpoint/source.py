@@ -23,7 +23,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from bertserve.export.checkpoint.lora import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
 from bertserve.export.checkpoint.weight_files import SAFETENSORS, find_weights
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.service.bundle.files import is_bundle, is_checkpoint
 from bertserve.service.bundle.manifest import Source, TokenTypes
 
@@ -165,14 +165,14 @@ class SourceFiles:
 def find_source(source: str, revision: str | None) -> SourceFiles:
     """Finds a checkpoint by its local folder, or by its hub id and a branch, tag or commit; downloads missing files."""
     if revision is not None and Path(source).is_dir():
-        raise CheckpointError(f"--revision {revision} is for a hub id, but `{source}` is a folder; remove it.")
+        raise ExportError(f"--revision {revision} is for a hub id, but `{source}` is a folder; remove it.")
     folder = _find_folder(source, revision)
     trained_folder = find_transformer(folder)
     adapter, model_folder = read_adapter(trained_folder), trained_folder
     if adapter is not None:
         model_folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
         if (model_folder / ADAPTER_CONFIG_FILE).is_file():
-            raise CheckpointError(f"the adapter `{folder.name}` is for `{adapter.base_model}`, an adapter; merge both with peft first.")
+            raise ExportError(f"the adapter `{folder.name}` is for `{adapter.base_model}`, an adapter; merge both with peft first.")
     return SourceFiles(source, revision, folder, trained_folder, adapter, model_folder)
 
 
@@ -184,27 +184,27 @@ def read_with_transformers(description: str, from_pretrained: Callable[..., Any]
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         if "trust_remote_code" in str(error):
-            raise CheckpointError(
+            raise ExportError(
                 f"{description} needs custom code of the checkpoint (`auto_map`), which is never run; only architectures "
                 f"of transformers {transformers.__version__} can be exported."
             ) from error
         hint = "; the file is damaged or a placeholder, so download it again." if "weights" in description else ""
-        raise CheckpointError(f"{description} cannot be read: {reason}{hint}") from error
+        raise ExportError(f"{description} cannot be read: {reason}{hint}") from error
 
 
 def _find_folder(source: str, revision: str | None) -> Path:
     """Returns the local folder of a source; for a hub id it first downloads the few files that are needed."""
     if is_bundle(Path(source)) and not is_checkpoint(Path(source)):
-        raise CheckpointError(f"`{source}` is a bundle, not a checkpoint; serve it with `bert-serve serve --model {source}`.")
+        raise ExportError(f"`{source}` is a bundle, not a checkpoint; serve it with `bert-serve serve --model {source}`.")
     if Path(source).is_dir():
         return Path(source)
     if source.count("/") > 1 or source.startswith((".", "/", "~")):
-        raise CheckpointError(f"the folder `{source}` does not exist.")
+        raise ExportError(f"the folder `{source}` does not exist.")
     try:
         return _download(source, revision)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         # for a repository without files in the cache, huggingface_hub raises another error from the actual one
-        raise CheckpointError(
+        raise ExportError(
             f"`{source}` is not a local folder, and cannot be downloaded from the hub ({type(error.__cause__ or error).__name__}); check "
             "the id, --revision and the network, and for a private or gated repository HF_TOKEN or `hf auth login`."
         ) from error

@@ -15,7 +15,7 @@ from transformers.models.auto import modeling_auto
 from bertserve.export.checkpoint.lora import LoraAdapter
 from bertserve.export.checkpoint.sentence_transformers import SETTINGS_FILE
 from bertserve.export.checkpoint.source import read_with_transformers
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
@@ -73,7 +73,7 @@ def read_labels(source: str, config: Any) -> tuple[str, ...]:
     names = [config.id2label[i] for i in sorted(config.id2label)]
     labels = tuple(str(name) if isinstance(name, str | int | float) else "" for name in names)
     if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels) or "" in labels:
-        raise CheckpointError(f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}.")
+        raise ExportError(f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}.")
     return labels
 
 
@@ -94,7 +94,7 @@ def read_activation(config: Any, setting: str | None = None) -> Activation:
         return default
     package, _, function = str(name).rpartition(".")
     if not package.startswith("torch.nn") or function not in _CROSS_ENCODER_FUNCTIONS:
-        raise CheckpointError(
+        raise ExportError(
             f"`{name}` of {SETTINGS_FILE} or config.json is not supported as the function from logits to scores, only "
             f"{' and '.join(_CROSS_ENCODER_FUNCTIONS)} of `torch.nn`; change it, or remove it to get {default}."
         )
@@ -102,7 +102,7 @@ def read_activation(config: Any, setting: str | None = None) -> Activation:
     if activation == default or (activation == "none" and config.num_labels > 1):
         return default  # Identity is the default for several labels, whose scores then follow the pipeline's rule
     if config.problem_type is not None:
-        raise CheckpointError(f"the activation is `{name}`, but {default} by `problem_type` = {config.problem_type!r}; remove one of them.")
+        raise ExportError(f"the activation is `{name}`, but {default} by `problem_type` = {config.problem_type!r}; remove one of them.")
     return activation
 
 
@@ -121,18 +121,18 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     trained_for = _heads(architectures)
     task_name = next(iter(trained_for), None) if task == "auto" else task
     if task_name is None:
-        raise CheckpointError(f"unknown task of architecture {architectures or 'none'}; give --task, one of {', '.join(EXPORT_TASKS)}.")
+        raise ExportError(f"unknown task of architecture {architectures or 'none'}; give --task, one of {', '.join(EXPORT_TASKS)}.")
     if task_name not in EXPORT_TASKS:
-        raise CheckpointError(f"unknown task `{task_name}`; give --task one of {', '.join(EXPORT_TASKS)}.")
+        raise ExportError(f"unknown task `{task_name}`; give --task one of {', '.join(EXPORT_TASKS)}.")
     # every model with a head contains an encoder
     if trained_for and task_name not in trained_for and not EXPORT_TASKS[task_name].embeds:
-        raise CheckpointError(f"it is a {architectures[0]}, made for {' and '.join(trained_for)}; --task {task_name} does not match it.")
+        raise ExportError(f"it is a {architectures[0]}, made for {' and '.join(trained_for)}; --task {task_name} does not match it.")
     auto_class = trained_for.get(task_name, auto_class_of(EXPORT_TASKS[task_name]))
     has_decoder = getattr(config, "is_encoder_decoder", False) or any(name.endswith("EncoderModel") for name in architectures)
     if EXPORT_TASKS[task_name].embeds and has_decoder and config.model_type in classes_by_model_type(transformers.AutoModelForTextEncoding):
         auto_class = transformers.AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
     if config.model_type not in classes_by_model_type(auto_class):
-        raise CheckpointError(f"transformers has no {task_name} head for a {type(config).__name__} ({architectures or 'no architecture'}).")
+        raise ExportError(f"transformers has no {task_name} head for a {type(config).__name__} ({architectures or 'no architecture'}).")
     return task_name, auto_class
 
 
@@ -167,7 +167,7 @@ def _return_sentence_order_logits(model: Any) -> None:
     """Makes ALBERT's pretraining class return the `logits` [rows, 2] of sentence order, and skip its other head."""
     labels = model.sop_classifier.classifier.out_features
     if labels != 2:
-        raise CheckpointError(f"the head for sentence order has {labels} labels in config.json; supported are 2: in order, and swapped.")
+        raise ExportError(f"the head for sentence order has {labels} labels in config.json; supported are 2: in order, and swapped.")
     model.predictions = torch.nn.Identity()
 
     def rename_logits(module: Any, args: Any, output: Any) -> Any:

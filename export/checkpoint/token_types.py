@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.service.bundle.manifest import TemplatePart, TokenTypes
 
 logger = logging.getLogger("bertserve.export")
@@ -34,7 +34,7 @@ def choose_token_types(
     rows = getattr(model.config, "type_vocab_size", None)
     if TYPE_IDS not in inspect.signature(model.forward).parameters or rows == 0:
         if requested is not None:
-            raise CheckpointError(f"--token-types is {requested}, but {type(model).__name__} reads no token types; remove it.")
+            raise ExportError(f"--token-types is {requested}, but {type(model).__name__} reads no token types; remove it.")
         return None
     if requested is not None:
         return requested
@@ -55,7 +55,7 @@ def choose_token_types(
             )
     if gives_types is not None or not matters:
         return "template" if gives_types else "zero"
-    raise CheckpointError(
+    raise ExportError(
         f"`{source}` does not say with which token types it was trained: {type(tokenizer).__name__} gives them only in transformers 4, and "
         f"the version is {f'`{version}`' if version else 'not recorded'}; give --token-types template for transformers 4, or zero."
     )
@@ -72,7 +72,7 @@ def type_templates(
     if token_types is None or not rows or highest < rows:
         return single, pair
     if requires_pair or any(part.type_id >= rows for part in single):
-        raise CheckpointError(
+        raise ExportError(
             f"the tokenizer of `{source}` gives token types up to {highest}, but the model has {rows}; use the tokenizer of this model, or "
             "give --token-types zero if it was trained without token types."
         )

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from transformers.convert_slow_tokenizer import SLOW_TO_FAST_CONVERTERS, RobertaConverter, SpmConverter, generate_merges
 
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.service.bundle.files import TOKENIZER_FILE
 
 _CONVERTERS = SLOW_TO_FAST_CONVERTERS | {"LukeTokenizer": RobertaConverter}
@@ -27,7 +27,7 @@ _SUPPORTED = _MASK_WITH_SPACE | {"Bert", "ConvBert", "DebertaV2", "DistilBert", 
 def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
     """Gives a tokenizer the parts that transformers 4 builds from the vocabulary files in its folder."""
     if type(tokenizer).__name__.removesuffix("Tokenizer") not in _SUPPORTED:
-        raise CheckpointError(describe_missing_vocabulary(source, f"{type(tokenizer).__name__} cannot be built from vocabulary files"))
+        raise ExportError(describe_missing_vocabulary(source, f"{type(tokenizer).__name__} cannot be built from vocabulary files"))
     try:
         extra_tokens = (*_read_extra_tokens(folder), *tokenizer.extra_special_tokens)
         special_ids = None
@@ -35,7 +35,7 @@ def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
             special_ids = tokenizer.all_special_ids
             replace_backend(tokenizer, _convert(tokenizer, folder, extra_tokens))
     except Exception as error:  # conversions raise any error for files that they do not expect
-        raise CheckpointError(describe_missing_vocabulary(source, f"its other files cannot be converted ({error})")) from error
+        raise ExportError(describe_missing_vocabulary(source, f"its other files cannot be converted ({error})")) from error
     if hasattr(tokenizer, "set_src_lang_special_tokens"):
         tokenizer.set_src_lang_special_tokens(tokenizer.src_lang)
 

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 
 SAFETENSORS, PICKLED_MODEL = "model.safetensors", "pytorch_model.bin"
 _GLOBAL_NAME = re.compile(r"\bGLOBAL ([\w.]+)")  # the name of a class in torch's message
@@ -31,14 +31,14 @@ def find_weights(source: str, folder: Path) -> list[Path]:
         try:
             parts = sorted({str(part) for part in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"the weights of `{source}` cannot be read: `{index.name}` is not an index of weights.") from error
+            raise ExportError(f"the weights of `{source}` cannot be read: `{index.name}` is not an index of weights.") from error
         if wrong_parts := [part for part in parts if not part.endswith(Path(name).suffix) or Path(part).name != part]:
-            raise CheckpointError(
+            raise ExportError(
                 f"the weights of `{source}` cannot be read: `{index.name}` names `{wrong_parts[0]}`, which is not a `{Path(name).suffix}` "
                 "file of its folder; save the model again with `save_pretrained`."
             )
         return [folder / part for part in parts]
-    raise CheckpointError(
+    raise ExportError(
         f"the weights of `{source}` are neither `{SAFETENSORS}` nor `{PICKLED_MODEL}`; save them with `save_pretrained`, those of "
         "TensorFlow or Flax with transformers 4 (`from_tf=True`, `from_flax=True`)."
     )
@@ -51,7 +51,7 @@ def read_weights(source: str, path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"the weights of `{source}` cannot be read: {error}; the file is damaged or missing.") from error
+        raise ExportError(f"the weights of `{source}` cannot be read: {error}; the file is damaged or missing.") from error
 
 
 def read_pickle(source: str, path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
@@ -64,11 +64,9 @@ def read_pickle(source: str, path: Path, device: str = "cpu") -> dict[str, torch
     except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, KeyError, AttributeError, TypeError) as error:
         # torch's own message recommends `weights_only=False`
         if match := _GLOBAL_NAME.search(str(error)):
-            raise CheckpointError(f"{start}has an object of `{match[1]}`, which could run code; {save}") from error
-        raise CheckpointError(
-            f"{start}is damaged or a placeholder, or has other objects than tensors; download it again, or {save}"
-        ) from error
+            raise ExportError(f"{start}has an object of `{match[1]}`, which could run code; {save}") from error
+        raise ExportError(f"{start}is damaged or a placeholder, or has other objects than tensors; download it again, or {save}") from error
     if not isinstance(tensors, dict) or not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         keys = f" with the keys {', '.join(map(repr, list(tensors)[:4]))}" if isinstance(tensors, dict) else ""
-        raise CheckpointError(f"{start}is not a dictionary of names and tensors, but a {type(tensors).__name__}{keys}; {save}")
+        raise ExportError(f"{start}is not a dictionary of names and tensors, but a {type(tensors).__name__}{keys}; {save}")
     return tensors

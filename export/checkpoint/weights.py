@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForNextSentencePrediction, AutoMode
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
 from bertserve.export.checkpoint.task_head import auto_class_of, classes_by_model_type
 from bertserve.export.checkpoint.weight_files import read_pickle
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.manifest import Task
 from bertserve.service.messages import plural
@@ -54,7 +54,7 @@ def load_pretrained(files: SourceFiles, task: Task, auto_class: Any, config: Any
     mismatched = sorted((entry for entry in report["mismatched_keys"] if entry[0] not in replaced), key=lambda entry: entry[0])
     if mismatched:  # transformers would replace them by random ones
         name, shape, configured = mismatched[0]
-        raise CheckpointError(
+        raise ExportError(
             f"`{source}` has {plural(len(mismatched), 'weight')} with another shape than configured: `{name}` is {list(shape)}, not "
             f"{list(configured)}; fix config.json (`vocab_size`, the labels, `hidden_size` and the like), or use its own weights."
         )
@@ -65,14 +65,14 @@ def load_pretrained(files: SourceFiles, task: Task, auto_class: Any, config: Any
         if isinstance(getattr(model, "pooler", None), torch.nn.Module):
             model.pooler = torch.nn.Identity()
     if missing:
-        raise CheckpointError(
+        raise ExportError(
             f"`{source}` lacks weights that {task} needs: {', '.join(sorted(missing)[:3])}; it was not fine-tuned for this task, or its "
             f"architecture {config.architectures or ''} is not {type(model).__name__}; give the right --task or checkpoint."
         )
     refuse_unexpected_weights(source, report["unexpected_keys"], model, ignored_weights)
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
-            raise CheckpointError(f"`{source}` has NaN or infinite weights in `{name}`; the training diverged.")
+            raise ExportError(f"`{source}` has NaN or infinite weights in `{name}`; the training diverged.")
     return model.eval()
 
 
@@ -89,7 +89,7 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     patterns = {_without_layer_numbers(name) for name in model.state_dict()}
     extra_layer_names = [name for name in names if _without_layer_numbers(name) in patterns]
     if extra_layer_names:
-        raise CheckpointError(
+        raise ExportError(
             f"`{source}` has weights of more layers than its config.json says: {len(extra_layer_names)} would not be used, such as "
             f"`{extra_layer_names[0]}`; set `num_hidden_layers`, or save the shortened model again with `save_pretrained`."
         )
@@ -100,7 +100,7 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     unknown_names = [name for name in names if name not in other_heads or name.rpartition(".")[0] in modules]
     if unknown_names:
         flags = " ".join(f"--ignore-weights '{pattern}'" for pattern in dict.fromkeys(map(_without_layer_numbers, unknown_names)))
-        raise CheckpointError(
+        raise ExportError(
             f"`{source}` has {plural(len(unknown_names), 'weight')} that its architecture does not use, such as `{unknown_names[0]}`, and "
             "would answer without them; set the right architecture in config.json, merge or remove the weights, export the module with "
             f"--module, or, if they do not matter, pass {flags}."
@@ -144,7 +144,7 @@ def prune_while_loading(source: str, config: Any) -> Iterator[None]:
         if any(not heads < all_heads for heads in removed.values()):
             raise ValueError
     except (AttributeError, TypeError, ValueError) as error:
-        raise CheckpointError(
+        raise ExportError(
             f"`pruned_heads` of `{source}` is {pruned!r}; it must be an object of layer -> some of its heads, but not all; fix config.json."
         ) from error
     head_counts = {layer: len(all_heads - heads) for layer, heads in removed.items()}  # the remaining ones

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.graph import onnx_files
 from bertserve.service.tasks.decoding import Floats
 
@@ -28,13 +28,13 @@ def load(path: Path) -> ir.Model:
     """Loads a model for rewriting; `Constant` nodes become initializers, so that all constants are in one place.
 
     Raises:
-        GraphError: A node has subgraphs, such as the branches of `If` or the body of `Loop`. No pass reads these, and the values that
+        ExportError: A node has subgraphs, such as the branches of `If` or the body of `Loop`. No pass reads these, and the values that
             they use from the outer graph are not among the node's inputs.
     """
     model = ir.load(path)
     for node in model.graph:
         if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
-            raise GraphError(f"the graph has `{node.op_type}` (`{node.name}`): code that branches or loops on its input is not supported.")
+            raise ExportError(f"the graph has `{node.op_type}` (`{node.name}`): code that branches or loops on its input is not supported.")
     common.LiftConstantsToInitializersPass(size_limit=0)(model)
     model.opset_imports.setdefault(CONTRIB, 1)
     return model

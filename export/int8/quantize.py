@@ -20,7 +20,7 @@ from onnx_ir.passes import common
 from threadpoolctl import threadpool_limits
 
 from bertserve.export import inference
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.graph import onnx_files, rewrite
 from bertserve.export.graph.rewrite import Linear
 from bertserve.export.inference import Feed
@@ -96,7 +96,7 @@ def quantize(
         Operators by kind, as in docs/reference/manifest.md -> count, without zeros; and the error of the outputs on the gate's texts.
 
     Raises:
-        GraphError: There is no matrix to quantize, or the error is too large with any matrix in int8.
+        ExportError: There is no matrix to quantize, or the error is too large with any matrix in int8.
     """
     instrumented, samples = scratch / "instrumented.onnx", scratch / "samples"
     model = rewrite.load(source)
@@ -130,7 +130,7 @@ def _observe_layers(model: ir.Model, path: Path, feeds: Sequence[Feed], samples:
     """Runs the texts, and chooses the parameters of all activations, with smoothing, from files of tensors in `samples`."""
     linears = rewrite.linears_by_input(model.graph)
     if not linears:
-        raise GraphError("the graph has no matrix to quantize; export it with --precision fp32.")
+        raise ExportError("the graph has no matrix to quantize; export it with --precision fp32.")
     observed = observe(model, linears, path, feeds, samples)
     shared = {tensor for group in rewrite.group_by_weight(linears) for tensor in group}
 
@@ -234,7 +234,7 @@ def _emit_within(
         return 0, table_count, error
     _, error = emit(1)
     if not error <= max_error:  # NaN is over the limit too
-        raise GraphError(
+        raise ExportError(
             f"int8 changes the outputs by {error:.2g} of their standard deviation on unseen texts, over the limit of {max_error:.2g}, even "
             f"with {count - 1} of {count} matrices in float; give texts of the model's domain with --int8-texts, a higher "
             "--max-int8-error, or --precision fp32."

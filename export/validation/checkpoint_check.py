@@ -7,7 +7,7 @@ from bertserve.export import int8_texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint, count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
-from bertserve.export.errors import CheckpointError, UsageError
+from bertserve.export.errors import ExportError, UsageError
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.model_card import CARD_FIELDS, bundle_texts, model_card
 from bertserve.export.tasks import EXPORT_TASKS
@@ -27,9 +27,9 @@ def load_bundle_checkpoint(manifest: Manifest, options: VerifyOptions, report: V
     if options.module:
         checkpoint = load_module(options.checkpoint)
         if checkpoint.task != manifest.task:
-            raise CheckpointError(f"the module of `{options.checkpoint}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
+            raise ExportError(f"the module of `{options.checkpoint}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
     elif ".py:" in manifest.source.checkpoint:
-        raise CheckpointError(f"the bundle's module is `{manifest.source.checkpoint}`; give --module FILE:FACTORY and --trust-module.")
+        raise ExportError(f"the bundle's module is `{manifest.source.checkpoint}`; give --module FILE:FACTORY and --trust-module.")
     else:
         load_options = LoadOptions(
             task=manifest.task,

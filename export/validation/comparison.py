@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.progress import parallel_map
 from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, measure_latency, open_graph
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, LengthParity, Outputs, Precision
@@ -136,7 +136,7 @@ class Comparison:
         """Compares the samples, rows in batches with rows alone, and attention; the caller checks the bounds.
 
         Raises:
-            GraphError: The graph fails on a sample, or has outputs of another shape.
+            ExportError: The graph fails on a sample, or has outputs of another shape.
             BertServeError: The graph cannot answer a sample.
         """
         self.served, self.reference = served, reference
@@ -158,13 +158,13 @@ class Comparison:
         """Adds the graph's answer to an input, and its difference from the reference's; if that has only outputs, they are decoded.
 
         Raises:
-            GraphError: Their numbers or shapes differ.
+            ExportError: Their numbers or shapes differ.
             EngineError: The outputs cannot be decoded.
         """
         if expected is not None and not self.is_reference:
             shapes = [[{name: value.shape for name, value in row.items()} for row in side.rows] for side in (expected, actual)]
             if shapes[0] != shapes[1]:
-                raise GraphError(
+                raise ExportError(
                     f"{len(shapes[1])} windows, with the shapes {shapes[1]}, but the reference has {shapes[0]} for {len(shapes[0])}: "
                     f"{_describe(input_)}."
                 )
@@ -196,22 +196,22 @@ class Comparison:
         """Checks the bounds of the graph's precision.
 
         Raises:
-            GraphError: An error exceeds its bound; the message has the worst case.
+            ExportError: An error exceeds its bound; the message has the worst case.
         """
         if self.error is not None:
-            raise GraphError(self.error)
+            raise ExportError(self.error)
         precision = self.served.graph.precision
         worst = max(self._samples + self._texts, key=lambda row: row.scaled_error, default=None)
         if worst is not None and precision == "int8":
             self._check_int8(_describe(worst.input))
         elif worst is not None and worst.scaled_error > MAX_ABS_ERROR[precision]:
-            raise GraphError(
+            raise ExportError(
                 f"{precision} outputs differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e} or "
                 f"{MAX_ABS_ERROR[precision] / TRAINED_LARGEST:.0e} of the row's largest output, which is {worst.largest:.3g}: "
                 f"{_describe(worst.input)}."
             )
         if precision == "fp32" and self.attention_error is not None and not self.attention_error <= MAX_ATTENTION_ERROR:
-            raise GraphError(
+            raise ExportError(
                 f"fp32 attention weights differ by {self.attention_error:.2e}, over {MAX_ATTENTION_ERROR:.0e}; export it without "
                 "--attentions."
             )
@@ -228,7 +228,7 @@ class Comparison:
         # twice the limit for the fixed samples, which are more unusual than ordinary texts
         for (rms, error), max_rms in ((rms_and_worst_error(self._samples), 2 * limit), (text_errors, max_text_rms)):
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
-                raise GraphError(
+                raise ExportError(
                     f"int8 outputs differ by {rms:.2g} of their standard deviation, and at worst by {error:.2g}, over the limits of "
                     f"{max_rms:.2g} and {largest:.2g}: {worst}; export again with texts of the model's domain in --int8-texts, or with a "
                     "lower --max-int8-error."
@@ -246,7 +246,7 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: "Checkpoint", toke
         comparison = Comparison(served, reference)
         comparison.check()
     except BertServeError as error:
-        raise GraphError(
+        raise ExportError(
             f"{type(checkpoint.model).__name__} is not supported: its {graph.precision} graph cannot be served. {error}"
         ) from error
     updates = comparison.measured() | {"speed": measure_latency(served.engine, max_length=spec.max_length, pad_id=spec.pad_id)}
@@ -257,7 +257,7 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: "Checkpoint", toke
 def _attention_error(served: ServedGraph, input_: TextInput[attention.Maps], weights: NDArray[np.float32]) -> float:
     [encoding] = next(attention.read_attention(input_, TaskModel(served.tokenizer, served.config))).encodings
     if weights.shape[-1] != len(encoding):
-        raise GraphError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")
+        raise ExportError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")
     [row] = served.engine.run([encoding])
     return float(np.abs(row[attention.OUTPUT] - weights).max())
 
@@ -292,7 +292,7 @@ def predict_sample(served: ServedGraph, input_: Any) -> GraphAnswer:
     except EngineError as error:
         reason = (str(error.__cause__ or error).splitlines() or [""])[0]
         # a traced graph cannot follow code that depends on the length or the values of a text
-        raise GraphError(f"the graph fails on a text that its reference answers: {_describe(input_)}. {reason[:300]}") from error
+        raise ExportError(f"the graph fails on a text that its reference answers: {_describe(input_)}. {reason[:300]}") from error
 
 
 def _describe(input_: Any) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.signature import read_output, returning_attention
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.progress import track
 from bertserve.export.tasks import EXPORT_TASKS
@@ -33,7 +33,7 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
     """Returns the checkpoint's answers to the samples of its task, and to texts to validate int8, which were not used to create it.
 
     Raises:
-        GraphError: PyTorch or the tokenizer cannot run some of them.
+        ExportError: PyTorch or the tokenizer cannot run some of them.
     """
     spec, tokenizer = checkpoint.tokenizer, checkpoint.hf_tokenizer
     texts = texts or SplitTexts()
@@ -44,7 +44,7 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
         predictions = [GraphAnswer((), run_input(checkpoint, input_), None) for input_ in track(inputs, "run PyTorch", unit="samples")]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise GraphError(
+        raise ExportError(
             f"{type(checkpoint.model).__name__} cannot run samples of up to {spec.max_length} tokens in PyTorch: {error}; it is not "
             "supported, or the lengths in its configuration are wrong or too short for its task."
         ) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertserve.export.errors import ExportError, GraphError, UsageError
+from bertserve.export.errors import ExportError, UsageError
 from bertserve.export.input_fields import INPUT_KEYS
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.evaluation import MetricValue
@@ -55,25 +55,15 @@ class VerifyOptions:
 
 
 @dataclass(frozen=True)
-class Check:
-    """A check with its result as text and as data. `passed` is None for a measurement without a minimum."""
-
-    name: str
-    passed: bool | None
-    detail: str
-    metrics: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class VerifyReport:
-    """The checks of a bundle in their order, which are printed when they are done, unless the whole report is printed as JSON."""
+    """The checks of a bundle in their order, as JSON values. They are printed when they are done, unless the whole report is JSON."""
 
     as_json: bool
-    checks: list[Check] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, name: str, passed: bool | None, detail: str, metrics: Mapping[str, Any] | None = None) -> None:
-        """Adds a check with its result as text and as data."""
-        self.checks.append(Check(name, passed, detail, dict(metrics or {})))
+        """Adds a check with its result as text and as data; `passed` is None for a measurement without a minimum."""
+        self.checks.append({"name": name, "passed": passed, "detail": detail, "metrics": dict(metrics or {})})
         if not self.as_json:
             print(f"{_STATUS[passed]:<8}{name:<24} {detail}", flush=True)
 
@@ -95,7 +85,7 @@ class VerifyReport:
     @property
     def passed(self) -> bool:
         """Whether no check failed."""
-        return all(check.passed is not False for check in self.checks)
+        return all(check["passed"] is not False for check in self.checks)
 
 
 def verify(options: VerifyOptions, report: VerifyReport) -> None:
@@ -246,7 +236,7 @@ def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: R
             comparison.add(row.input, actual, expected)
         except CallerError as error:
             raise UsageError(f"{where} cannot be answered: {error}") from error
-        except (EngineError, GraphError) as error:
+        except (EngineError, ExportError) as error:
             comparison.error = f"{failing} has no answer to {where}: {error}"
 
 

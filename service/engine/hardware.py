@@ -5,7 +5,7 @@ import os
 import platform
 from pathlib import Path
 
-from bertserve.service.errors import ProviderError
+from bertserve.service.errors import StartError
 
 
 def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
@@ -27,23 +27,23 @@ def find_gpu(index: int = 0) -> tuple[str, str]:
     """Returns the name of a GPU of the NVIDIA driver by its index, and its compute capability as `major.minor`.
 
     Raises:
-        ProviderError: There is no driver, or it has no such GPU for this process.
+        StartError: There is no driver, or it has no such GPU for this process.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise ProviderError(
+        raise StartError(
             f"there is no NVIDIA driver ({error}); install it on the host, and start a container with the GPUs (`--gpus all`)."
         ) from error
     count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if code or not count.value:
-        raise ProviderError(
+        raise StartError(
             f"the NVIDIA driver has no GPU for this process ({count.value} devices, code {code}); check `nvidia-smi`, "
             "CUDA_VISIBLE_DEVICES and the GPUs of the container."
         )
     if index >= count.value:
-        raise ProviderError(
+        raise StartError(
             f"--device-id is {index}, and the GPUs of this process are 0 to {count.value - 1}; check `nvidia-smi` and CUDA_VISIBLE_DEVICES."
         )
     driver.cuDeviceGet(ctypes.byref(device), index)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
-from bertserve.service.errors import ProviderError
+from bertserve.service.errors import StartError
 from bertserve.service.messages import install_command
 from bertserve.service.providers import FIRST_GPU, PROVIDERS, GpuOptions, Options, Provider, profile
 
 try:
     import onnxruntime as ort
 except ImportError as error:  # both wheels have this import name, so neither is in the base install
-    raise ProviderError(
+    raise StartError(
         f"ONNX Runtime is not installed: `{install_command('cpu')}`, or `{install_command('gpu')}` on a machine with an NVIDIA GPU."
     ) from error
 
@@ -39,7 +39,7 @@ def open_session(
     options of a session on a GPU.
 
     Raises:
-        ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
+        StartError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
     """
     if graph.shapes is not None and (count := PROVIDERS[provider].ranges):
         graphs = [graph.model_copy(update={"shapes": plan}) for plan in graph.shapes.split(count)]
@@ -74,10 +74,10 @@ def _open(path: Path, graph: GraphSpec, provider: Provider, *, threads: int, eng
         try:
             session = _session(str(path), provider, providers, options)
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
-            raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
+            raise StartError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
         if ort_name in session.get_providers():
             return session
-    raise ProviderError(f"`{path}` needs {ort_name}: {missing(provider, gpu.device_id)} Alternatively, choose another --provider.")
+    raise StartError(f"`{path}` needs {ort_name}: {missing(provider, gpu.device_id)} Alternatively, choose another --provider.")
 
 
 def available_provider() -> Provider:
@@ -126,7 +126,7 @@ def missing(provider: Provider, device_id: int = 0) -> str:
         if record.preload is not None:
             record.preload()
         ctypes.CDLL(str(Path(ort.__file__).parent / "capi" / (record.library or "")))
-    except ProviderError as error:
+    except StartError as error:
         return error.message
     except OSError as error:
         return f"a library that it needs is missing ({error}); install it, or add its folder to LD_LIBRARY_PATH."
@@ -153,7 +153,7 @@ def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path |
         try:
             engine_cache_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
+            raise StartError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
     fallbacks = [] if record.fallback is None else _provider_options(record.fallback, graph, None, gpu)
     return [(record.ort_name, record.provider_options(graph, engine_cache_dir, gpu)), *fallbacks]
 
@@ -162,7 +162,7 @@ def _session(model: str | bytes, provider: Provider, providers: Sequence[tuple[s
     if provider != "cpu":
         ort.preload_dlls()  # CUDA and cuDNN from their wheels, if the system has none
     if (preload := PROVIDERS[provider].preload) is not None:
-        with suppress(ProviderError):  # `missing` reports it
+        with suppress(StartError):  # `missing` reports it
             preload()
     # onnxruntime's fallback is disabled, because it would only print that a session uses another provider
     return ort.InferenceSession(model, options, providers=list(providers), enable_fallback=0)

@@ -16,7 +16,7 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import available_provider, unavailable_reason
-from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
+from bertserve.service.errors import BundleError, EngineError, SettingsError, StartError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
 from bertserve.service.models.preparer import Preparer
@@ -32,7 +32,7 @@ def with_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSett
     """Returns settings with the execution provider to use: for `auto`, the best one for which all bundles in these folders have a graph.
 
     Raises:
-        ProviderError: The provider is not available and no fallback is allowed; the message says what is missing.
+        StartError: The provider is not available and no fallback is allowed; the message says what is missing.
     """
     requested = settings.provider
     if requested == "auto":
@@ -41,7 +41,7 @@ def with_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSett
     if requested == "cpu" or (reason := unavailable_reason(requested, settings.device_id)) is None:
         return settings.model_copy(update={"provider": requested})
     if not settings.allow_provider_fallback:
-        raise ProviderError(
+        raise StartError(
             f"--provider {requested} is not available: {reason} Alternatively, serve on the CPU with "
             "--provider cpu, or set --allow-provider-fallback."
         )
@@ -103,7 +103,7 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
     Raises:
         BundleError: The bundle's task is not supported; it lacks a requirement of its task, the requested graph or the validation report;
             or its graph does not match its tokenizer or its manifest.
-        ProviderError: The provider is missing, or cannot load the graph.
+        StartError: The provider is missing, or cannot load the graph.
         SettingsError: The model's longest text exceeds the maximum tokens of a batch.
     """
     manifest, task = bundle.manifest, catalog.spec_of(bundle)

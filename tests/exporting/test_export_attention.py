@@ -15,7 +15,7 @@ from test_export_special_models import OTHERS
 import bertserve.service.cli
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.validation.comparison import Comparison
 from bertserve.export.validation.reference import sample_reference
 from bertserve.export.validation.served_graph import ServedGraph
@@ -159,7 +159,7 @@ def test_weights_that_differ_from_pytorch_fail_the_comparison(tmp_path: Path) ->
     graph_run = ServedGraph(graph, engine_of(bundle), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), original)
     Comparison(graph_run, reference).check()
 
-    with pytest.raises(GraphError, match=r"attention weights .* 2\.00e-03"):
+    with pytest.raises(ExportError, match=r"attention weights .* 2\.00e-03"):
         Comparison(graph_run, replace(reference, maps=[(request, weights + 2e-3) for request, weights in reference.maps])).check()
 
 

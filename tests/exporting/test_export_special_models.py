@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.service.tasks import embed
 from support.bundles import Service, exported, refused
 from support.checkpoints import SIZES, bert, edit_json, edit_weights, prune_heads, save_random, silence_heads
@@ -246,7 +246,7 @@ def test_invalid_pruned_heads_are_refused(tmp_path: Path, pruned: dict[str, Any]
     source, _ = saved_bert(tmp_path)
     edit_json(source / "config.json", pruned_heads=pruned)
 
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(ExportError, match=message):
         load_checkpoint(str(source))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bertserve.export import pipeline
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.gpu import build
 from bertserve.export.validation.comparison import measure_graph
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
@@ -39,7 +39,7 @@ class Fault:
         def measure(folder: Path, graph: Any, *args: Any) -> Any:
             if (graph.provider, graph.precision) == key:
                 if loads:
-                    raise GraphError("its logits are off by 3.0.")
+                    raise ExportError("its logits are off by 3.0.")
                 (folder / graph.file).write_bytes(b"no graph")
             return measure_graph(folder, graph, *args)
 
@@ -64,7 +64,7 @@ def test_a_failed_fp16_graph_is_omitted_and_the_others_are_kept(run: Run, source
     if stage in ("load", "agree"):
         fault.agree(("cuda", "fp16"), loads=stage == "agree")
     else:
-        fault.build("convert_to_fp16", GraphError("it overflows.") if stage == "build" else RuntimeError("bad node\nof many"))
+        fault.build("convert_to_fp16", ExportError("it overflows.") if stage == "build" else RuntimeError("bad node\nof many"))
     result = run(source, *ALL)
     bundle = load_bundle(output / "tiny-bert")
     [omitted] = bundle.manifest.omitted
@@ -107,7 +107,7 @@ def test_a_failed_required_fp32_graph_leaves_no_bundle(source: Path, output: Pat
 
 
 def test_an_export_fails_if_all_providers_fail(source: Path, output: Path, run: Run, fault: Fault) -> None:
-    fault.build("fuse_for_cuda", GraphError("no CUDA."))
+    fault.build("fuse_for_cuda", ExportError("no CUDA."))
     fault.agree(("tensorrt", "fp32"))
     assert_exit(1, run(source, "--provider", "cuda,tensorrt", *FAST), "3.0")
     assert left_in(output) == []

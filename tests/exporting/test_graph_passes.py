@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.cpu_passes import pack_qkv, restrict_to_cls, unfuse
 from bertserve.export.inference import Feed
@@ -101,7 +101,7 @@ def test_a_graph_with_subgraphs_is_refused(tmp_path: Path) -> None:
     path = handmade(tmp_path / "graph.onnx", nodes, {"zero": np.array(0)})
     run(path, {"x": X})
 
-    with pytest.raises(GraphError, match=r"`If` \(`decide`\)"):
+    with pytest.raises(ExportError, match=r"`If` \(`decide`\)"):
         rewrite.load(path)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bertserve.export import inference, int8_texts
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.graph import rewrite
 from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
 from bertserve.export.int8.graph_edits import MIN_TABLE_ROWS, emit_embeddings
@@ -166,7 +166,7 @@ def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_o
 
 def test_an_unreachable_limit_ends_the_export(quantized_of: QuantizedOf, tmp_path: Path) -> None:
     staged = quantized_of("text-classification").staged
-    with pytest.raises(GraphError, match=r"1e-09, .*--int8-texts.*--max-int8-error.*--precision fp32"):
+    with pytest.raises(ExportError, match=r"1e-09, .*--int8-texts.*--max-int8-error.*--precision fp32"):
         int8(staged, tmp_path / "int8.onnx", max_error=1e-9)
 
 

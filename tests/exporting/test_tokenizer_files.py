@@ -13,7 +13,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from bertserve.export.validation.reference import run_input
 from bertserve.service.tasks import classify, question_answering
 from support.bundles import exported
@@ -134,7 +134,7 @@ def test_a_class_that_splits_texts_with_code_is_refused(tmp_path: Path, monkeypa
     source = bert(tmp_path)
     edit_json(source / "tokenizer_config.json", tokenizer_class="RoFormerTokenizer")
     monkeypatch.setitem(sys.modules, "rjieba", ModuleType("rjieba") if installed else None)
-    with pytest.raises(CheckpointError, match="Python code") as caught:
+    with pytest.raises(ExportError, match="Python code") as caught:
         load_tokenizer("x", source)
     assert "install" not in str(caught.value)
 

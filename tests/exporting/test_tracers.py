@@ -15,7 +15,7 @@ from bertserve.export import cpu, onnx_trace
 from bertserve.export.build_input import Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.errors import GraphError
+from bertserve.export.errors import ExportError
 from bertserve.export.gpu.build import fuse_for_cuda
 from bertserve.export.graph import rewrite
 from support.families import FAMILIES
@@ -58,10 +58,10 @@ def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Pat
 
     onnx_trace.trace(untraceable, tmp_path / "raw.onnx")
     assert rewrite.load(tmp_path / "raw.onnx").graph.opset_imports[""] == onnx_trace.OPSETS["torchscript"]
-    with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
+    with pytest.raises(ExportError, match=r" dynamo: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(untraceable, tmp_path / "raw.onnx", "dynamo")
     failures.append(torch.jit.is_tracing)
-    with pytest.raises(GraphError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
+    with pytest.raises(ExportError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(untraceable, tmp_path / "raw.onnx")
 
 
@@ -75,5 +75,5 @@ def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Pat
             return super().forward(input_ids, attention_mask * ones, **inputs)
 
     counting = dataclasses.replace(small, model=Counting(small.model.config))
-    with pytest.raises(GraphError, match=r" dynamo .* \['input_ids', "):
+    with pytest.raises(ExportError, match=r" dynamo .* \['input_ids', "):
         onnx_trace.trace(counting, tmp_path / "raw.onnx", "dynamo")

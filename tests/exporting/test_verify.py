@@ -313,11 +313,11 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.torch
 def test_a_revision_of_a_checkpoint_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from bertserve.export.checkpoint.load import LoadOptions
-    from bertserve.export.errors import CheckpointError
+    from bertserve.export.errors import ExportError
     from bertserve.export.validation import checkpoint_check
 
     def load(source: str, options: LoadOptions) -> None:
-        raise CheckpointError(f"not here: {source} {options.revision}")
+        raise ExportError(f"not here: {source} {options.revision}")
 
     monkeypatch.setattr(checkpoint_check, "load_checkpoint", load)
     assert cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", "--revision", "v1"]) == 1

@@ -10,7 +10,7 @@ import transformers
 
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer, tokenizer_json
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import ExportError
 from golden.make_tokenizers import GOLDEN, write_folder
 
 pytestmark = pytest.mark.torch
@@ -20,7 +20,7 @@ REFUSED = {"blenderbot", "fnet", "llama", "mistral", "mt5", "nystromformer", "pe
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(CheckpointError, match=r"no `tokenizer\.json`.*save_pretrained") as caught:
+    with pytest.raises(ExportError, match=r"no `tokenizer\.json`.*save_pretrained") as caught:
         load_tokenizer("x", folder)
     return str(caught.value)
 

@@ -20,7 +20,7 @@ from bertserve.service.engine import cuda_graphs, onnx_engine
 from bertserve.service.engine.cuda_graphs import CudaGraphSession
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import open_session
-from bertserve.service.errors import ProviderError
+from bertserve.service.errors import StartError
 from bertserve.service.providers import GpuOptions
 from bertserve.service.text.tokenizer import Encoding
 from support import tiny
@@ -169,7 +169,7 @@ def test_without_a_session_for_captures_a_model_still_answers(
 
     def open_shared(*arguments: Any, gpu: GpuOptions, **more: Any) -> Any:
         if gpu.cuda_graphs:
-            raise ProviderError("all nodes must be on CUDA.")
+            raise StartError("all nodes must be on CUDA.")
         return sessions.open(*arguments, gpu=gpu, **more)
 
     monkeypatch.setattr(onnx_engine, "open_session", open_shared)

@@ -14,7 +14,7 @@ from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.errors import ProviderError
+from bertserve.service.errors import StartError
 from bertserve.service.models import loading
 from bertserve.service.text.tokenizer import Encoding
 from support import metric, tiny
@@ -53,7 +53,7 @@ def test_no_run_waits_for_the_multi_threaded_engine() -> None:
     assert calls == ["multi-threaded-m"]
 
 
-@pytest.mark.parametrize("error", [ProviderError("no such file"), MemoryError()])
+@pytest.mark.parametrize("error", [StartError("no such file"), MemoryError()])
 def test_runs_stay_single_threaded_if_the_second_engine_fails(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """The log says why once, and the service does not try again."""
     single, calls = FakeEngine(), []
@@ -69,7 +69,7 @@ def test_runs_stay_single_threaded_if_the_second_engine_fails(error: Exception, 
 
     assert calls == [1]
     [record] = caplog.records
-    assert ("no such file" if isinstance(error, ProviderError) else "MemoryError.") in record.message
+    assert ("no such file" if isinstance(error, StartError) else "MemoryError.") in record.message
 
 
 @pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_bytes(b"x")], ids=["gone", "altered"])
