@@ -64,15 +64,15 @@ class Monitor:
     async def _tick(self) -> None:
         """Works once per second. Its delay is also the delay of other callbacks of the event loop."""
         while True:
-            self._beat()  # at once, because the parent of a worker watches it from its first beat
-            due = time.monotonic() + TICK_S
-            await asyncio.sleep(TICK_S)
-            self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
             try:
+                self._beat()  # before the first sleep, because the parent of a worker watches it from its first beat
                 self.measure()
                 self._scheduler.check_hung_runs()
             except Exception as error:  # noqa: BLE001 - such as a thread that cannot start; later hangs must be found too
                 logger.error("the monitor failed with %s; it continues", type(error).__name__)
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
 
 
 @dataclass(frozen=True, slots=True)

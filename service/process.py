@@ -68,5 +68,5 @@ def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
 def sd_notify(state: str) -> None:
     """Sends a state such as `READY=1` to systemd, if systemd started the service. `man sd_notify` has the protocol."""
     if address := os.environ.get("NOTIFY_SOCKET"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, suppress(OSError):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)  # @ is an abstract socket

@@ -1,7 +1,7 @@
 """JSON Lines: each line of the body is a request. The answers are sent in the order of the lines, each as soon as it is ready.
 
 A line is in progress until its answer is sent. Lines in progress are limited by number and bytes. At the limit, nothing more is read from
-the connection, so that TCP slows the sender down, and a client that does not read costs little memory.
+the connection, so that TCP slows the sender down. A client that does not read costs the memory of their answers.
 """
 
 import asyncio
@@ -68,7 +68,8 @@ class LineStream:
                     self._bytes -= self._lines.popleft()[1]
                     self._start_lines()
                 await self._send(send, b"", more=False)
-                reader.cancel()
+                for task in (reader, *(line for line, _ in self._lines)):
+                    task.cancel()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 

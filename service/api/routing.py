@@ -161,7 +161,8 @@ class RouteTable:
                 scope.update(parameters)
                 return route
             if match is Match.PARTIAL:
-                scope.update(parameters)  # the log names the path
+                if not methods:
+                    scope.update(parameters)  # the log names the path, and the error has the format of its route
                 methods |= route.methods
         if methods:
             allow = ", ".join(sorted(methods))

@@ -113,14 +113,18 @@ class Registry:
 
     def warn_of_next_start(self) -> None:
         """Logs why a start with the same settings would fail, by the manifests of the bundles that are in the models folders now."""
-        models = list[Any]()  # what the choice of default models needs of each
+        models, broken = list[Any](), dict(self.broken)  # what the choice of default models needs
         try:
             for path in find_bundles(self._settings.models):
-                if path.name not in self.broken:
+                try:
+                    if path.name in broken:
+                        raise BundleError(broken[path.name])
                     models.append(SimpleNamespace(name=path.name, tasks=tasks_of(read_manifest(path)[0])))
-                elif not self._settings.skip_broken:
-                    raise BundleError(self.broken[path.name])
-            Registry(models, self.broken, self._settings)
+                except BundleError as error:
+                    if not self._settings.skip_broken:
+                        raise
+                    broken[path.name] = error.message
+            Registry(models, broken, self._settings)
         except StartError as error:
             logger.warning("the next start with these settings will fail: %s", error.message)
 

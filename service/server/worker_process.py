@@ -1,7 +1,7 @@
 """The process of a worker: it serves until its parent process stops it, or has ended."""
 
 import faulthandler
-import math
+import logging
 import os
 import signal
 from collections.abc import Callable, MutableSequence
@@ -25,7 +25,7 @@ class WorkerProcess(ForkProcess):
         self._reader, self._writer = Pipe(duplex=False)  # for the report, and for heartbeats, which are None
         self.report: Any = None  # what `on_ready` takes, or a StartError
         self.is_ready = False
-        self.silent_s = -math.inf  # since the last heartbeat; there is none before models are loaded
+        self.silent_s = float("-inf")  # since the last heartbeat; there is none before models are loaded
 
     def read_messages(self) -> bool:
         """Returns whether the worker has become ready since the last call."""
@@ -54,6 +54,9 @@ class WorkerProcess(ForkProcess):
             code = self._work(self._writer.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
             self._writer.send(error)
+        except BaseException as error:  # noqa: BLE001 - the boundary of a process
+            logging.getLogger("bertserve.workers").critical("worker %d ends because of %s. This is a bug", self.index, type(error).__name__)
+            code = 1
         os._exit(code)  # without waiting for threads
 
     def _beat(self) -> None:

@@ -54,7 +54,7 @@ class Workers:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if SIGCHLD is ignored, the system keeps no exit codes
         parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - disks of containers may be slow or read-only
-        with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent) as folder:
+        with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent, ignore_cleanup_errors=True) as folder:
             self._folder, self._metrics = Path(folder), Metrics(Path(folder), "parent")
             while self._workers or self._kill_at == math.inf:
                 if time.monotonic() >= self._start_at and self._kill_at == math.inf:

@@ -137,6 +137,18 @@ def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog:
     assert caplog.text.count("the next start with these settings will fail: several models can answer /classify") == 2
 
 
+@pytest.mark.parametrize("skip_broken", [True, False])
+def test_a_new_broken_folder_is_part_of_the_next_start_unless_it_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, skip_broken: bool
+) -> None:
+    folder = write(tmp_path, a=tiny.LABELS)
+    reloader = state_of(folder, skip_broken=skip_broken).reloader
+    (folder / "broken").mkdir()
+    (folder / "broken" / "manifest.json").write_text("{}")
+    asyncio.run(reloader.load("a"))
+    assert ("the next start with these settings will fail" in caplog.text) is not skip_broken
+
+
 def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})

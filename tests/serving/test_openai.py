@@ -103,8 +103,9 @@ def test_errors_below_v1_have_the_openai_format(api: Send, method: str, path: st
 
 def test_errors_of_other_paths_have_the_service_format(api: Send) -> None:
     """Clients of KServe and of Cohere's version 2 read `error` as a text."""
-    for path in ("/v1/models/nowhere:predict", "/v2/rerank", "/v1beta", "/v1"):
-        assert isinstance(post(api, {}, path=path).json()["error"], str), path
+    paths = ("/v1/models/nowhere:predict", "/v2/rerank", "/v1beta", "/v1")
+    for method, path in (*(("POST", path) for path in paths), ("PUT", "/v1/models/nowhere:predict")):
+        assert isinstance(api(method, path, content=b"{}").json()["error"], str), path
 
 
 def test_a_missing_key_has_an_error_in_the_openai_format(models: Path) -> None:
