@@ -37,7 +37,7 @@ from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Example, Manifest, Metric, OmittedGraph
 from bertserve.service.bundle.validation_policy import has_low_agreement
-from bertserve.service.errors import BundleError
+from bertserve.service.errors import StartError
 from bertserve.service.messages import quote_names
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import token_classification
@@ -129,7 +129,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
     tokenizer_spec = checkpoint.tokenizer.model_copy(update={"sha256": digest(tokenizer_path)})
     try:
         tokenizer = Tokenizer(tokenizer_path, tokenizer_spec)
-    except BundleError as error:
+    except StartError as error:
         raise ExportError(f"the tokenizer of `{options.source}` is not supported: {error}") from error
     texts = texts.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):

@@ -80,15 +80,11 @@ class CallerValue:
 
 
 class StartError(BertServeError):
-    """The process must not start, or a command must stop, for example because an execution provider is missing."""
+    """The process must not start, or a command must stop, for example because a bundle is broken, or an execution provider is missing."""
 
 
 class SettingsError(StartError):
     """A flag or environment variable is wrong, or two of them contradict each other."""
-
-
-class BundleError(StartError):
-    """A bundle is broken, incomplete or different from its manifest."""
 
 
 class DeviceLostError(StartError):
@@ -103,12 +99,6 @@ class MalformedRequestError(CallerError):
     """The body is not valid JSON for the endpoint."""
 
     status, error_type = 400, "malformed"
-
-
-class NotFoundError(CallerError):
-    """There is no such model or path."""
-
-    status, error_type = 404, "not_found"
 
 
 class TooLargeError(CallerError):
@@ -137,6 +127,7 @@ CLIENT_GONE = 499  # the status if the caller closed the connection while it wai
 HTTP_ERRORS: Mapping[int, tuple[str, Mapping[str, str]]] = {
     HTTPStatus.UNAUTHORIZED: ("unauthorized", {"WWW-Authenticate": "Bearer"}),
     HTTPStatus.FORBIDDEN: ("forbidden", {}),
+    HTTPStatus.NOT_FOUND: ("not_found", {}),
     HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", {}),
     HTTPStatus.REQUEST_TIMEOUT: ("too_slow", {"Connection": "close"}),
     HTTPStatus.CONFLICT: ("conflict", {}),
@@ -147,7 +138,7 @@ HTTP_ERRORS: Mapping[int, tuple[str, Mapping[str, str]]] = {
 
 
 class HttpError(CallerError):
-    """The request fails because of its API key, method, headers or speed, independent of its body."""
+    """The request fails because of its API key, path, model, method, headers or speed, independent of its inputs."""
 
     key: str | None = None  # the name of the request's key, if it is known and not sufficient
 

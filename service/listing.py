@@ -7,7 +7,7 @@ from typing import Any
 from bertserve.service.bundle.files import CARD_FILE, read_manifest
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.validation_policy import summarize_agreement
-from bertserve.service.errors import BundleError
+from bertserve.service.errors import StartError
 
 _HEADER = ("name", "task", "labels", "MiB", "graphs (* default), answers as the checkpoint", "card")
 
@@ -17,7 +17,7 @@ def describe(path: Path) -> dict[str, Any]:
     try:
         manifest, _ = read_manifest(path)
         graphs = [_describe_graph(path, graph) for graph in manifest.graphs]
-    except (BundleError, OSError) as error:
+    except (StartError, OSError) as error:
         return {"name": path.name, "path": str(path), "error": str(error)}
     card = path / CARD_FILE
     return {

@@ -74,7 +74,7 @@ class Scores:
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
         """Returns predictions with calibrated scores: those of some labels; by default the best ones, or all if they are independent."""
-        scores: Values = apply_calibration(self.scores, METHODS[self.method].link, *parameters).astype(np.float64)
+        scores: Values = apply_calibration(self.scores, LINKS[self.method], *parameters).astype(np.float64)
         if labels is None and self.method == "per-label":
             labels = self.labels
         if labels is None:
@@ -126,21 +126,6 @@ class EntityLogits:
 Outcomes = Scores | EntityLogits
 
 
-@dataclass(frozen=True)
-class ScoreMethod:
-    """How the scores of a kind of model are read and calibrated.
-
-    Attributes:
-        link: The function from logits to scores; `none` for the logits of tags.
-        read: Runs a graph on a row; returns scores and which of them are correct, or for tags an item of `EntityLogits.texts`.
-        allowed_values: Parameters that may leave out or change scores, with the values that do not.
-    """
-
-    link: Link
-    read: Callable[[ServedGraph, LabeledRow], tuple[Any, ...]]
-    allowed_values: Mapping[str, Sequence[Any]]
-
-
 def method_of(manifest: Manifest) -> Method:
     """Returns how the scores of a model are calibrated; refuses a model without such scores."""
     if manifest.task == token_classification.TASK:
@@ -163,13 +148,13 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow])
     Raises:
         UsageError: A row cannot be answered, or its parameters leave out or change scores.
     """
-    values, rules = list[Any](), METHODS[method]
+    values, read = list[Any](), _READERS[method]
     for example in track(examples, served.graph.name, unit="example"):
         parameters = example.row.input.parameters
-        if names := [f"`{name}`" for name, allowed in rules.allowed_values.items() if getattr(parameters, name) not in allowed]:
+        if names := [f"`{name}`" for name, allowed in _ALLOWED_VALUES[method].items() if getattr(parameters, name) not in allowed]:
             raise UsageError(f"line {example.row.line} of the data has {' and '.join(names)}; remove it: all raw scores are needed.")
         try:
-            values.append(rules.read(served, example))
+            values.append(read(served, example))
         except (BertServeError, ValueError) as error:
             raise UsageError(f"line {example.row.line} of the data cannot be answered: {error}") from error
     if method == "tags":
@@ -207,10 +192,19 @@ def _read_entities(served: ServedGraph, example: LabeledRow) -> tuple[Any, ...]:
 
 
 _LABEL_VALUES: dict[str, Any] = {"decide": [False], "top_k": [None], "function_to_apply": [None]}
-_TAG_VALUES: dict[str, Any] = {"decide": [False], "aggregation_strategy": ["simple", "first", "average", "max"], "ignore_labels": [["O"]]}
-METHODS: dict[Method, ScoreMethod] = {
-    "temperature": ScoreMethod("softmax", _read_labels, _LABEL_VALUES),
-    "per-label": ScoreMethod("sigmoid", _read_labels, _LABEL_VALUES),
-    "tags": ScoreMethod("none", _read_entities, _TAG_VALUES),
-    "answers": ScoreMethod("power", _read_answer, {"decide": [False], "duplicates": ["best"]}),
+# the function from logits to scores; `none` for the logits of tags
+LINKS: dict[Method, Link] = {"temperature": "softmax", "per-label": "sigmoid", "tags": "none", "answers": "power"}
+# runs a graph on a row; returns scores and which of them are correct, or for tags an item of `EntityLogits.texts`
+_READERS: dict[Method, Callable[[ServedGraph, LabeledRow], tuple[Any, ...]]] = {
+    "temperature": _read_labels,
+    "per-label": _read_labels,
+    "tags": _read_entities,
+    "answers": _read_answer,
+}
+# parameters that may leave out or change scores, with the values that do not
+_ALLOWED_VALUES: dict[Method, Mapping[str, Sequence[Any]]] = {
+    "temperature": _LABEL_VALUES,
+    "per-label": _LABEL_VALUES,
+    "tags": {"decide": [False], "aggregation_strategy": ["simple", "first", "average", "max"], "ignore_labels": [["O"]]},
+    "answers": {"decide": [False], "duplicates": ["best"]},
 }

@@ -75,7 +75,7 @@ class RequestContext:
         """The model that the path names.
 
         Raises:
-            NotFoundError: No such model is loaded.
+            HttpError: No such model is loaded.
         """
         return self.state.registry.get(self.scope["path_params"]["name"])
 

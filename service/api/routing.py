@@ -19,7 +19,7 @@ from bertserve.service.api.error_responses import ErrorFormat, error_text
 from bertserve.service.api.jsonl import LINES_TYPE
 from bertserve.service.api.request import TIMEOUT_HEADER, RequestContext
 from bertserve.service.auth import Access
-from bertserve.service.errors import CallerValue, HttpError, MalformedRequestError, NotFoundError
+from bertserve.service.errors import CallerValue, HttpError, MalformedRequestError
 from bertserve.service.tasks.catalog import TASKS
 
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI: the formats of the service and of others
@@ -141,7 +141,7 @@ class RouteTable:
         Raises:
             MalformedRequestError: A proxy can have interpreted the path in another way: it has a control character, an encoded slash or
                 backslash, a dot segment, or invalid UTF-8.
-            NotFoundError: There is no such path.
+            HttpError: There is no such path.
             HttpError: The path has other methods (405).
         """
         path, raw = scope["path"], scope.get("raw_path") or b""
@@ -173,7 +173,8 @@ class RouteTable:
                 path=CallerValue(path),
                 allow=allow,
             )
-        raise NotFoundError(
+        raise HttpError(
+            HTTPStatus.NOT_FOUND,
             "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",
             path=CallerValue(path),
             tasks=", ".join(f"/{spec.path}" for spec in TASKS.values()),

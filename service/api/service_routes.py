@@ -25,7 +25,7 @@ from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
-from bertserve.service.errors import HttpError, NotFoundError, UnavailableError, status_and_type
+from bertserve.service.errors import HttpError, UnavailableError, status_and_type
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
@@ -245,11 +245,11 @@ class _Endpoints:
         """Returns the response to a probe, of the service or of a model.
 
         Raises:
-            NotFoundError: The model is not loaded. Probes need no key, so the message names no models.
+            HttpError: The model is not loaded. Probes need no key, so the message names no models.
             UnavailableError: Requests are not answered.
         """
         if name is not None and name not in self._registry.models:
-            raise NotFoundError("no such model is loaded; GET /models lists the models.")
+            raise HttpError(HTTPStatus.NOT_FOUND, "no such model is loaded; GET /models lists the models.")
         if not self._scheduler.ready:
             raise UnavailableError(
                 "not ready: shutting down, the GPU failed, an inference thread died, or as many runs have hung as there are threads."

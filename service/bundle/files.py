@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Manifest
-from bertserve.service.errors import BundleError
+from bertserve.service.errors import StartError
 from bertserve.service.messages import describe_validation_error
 
 MANIFEST_FILE = "manifest.json"
@@ -47,7 +47,7 @@ class Bundle:
         """Returns the graph for a provider: the default one, or the one with this precision.
 
         Raises:
-            BundleError: The bundle has no such graph; the message lists its graphs.
+            StartError: The bundle has no such graph; the message lists its graphs.
         """
         for graph in self.manifest.graphs:
             if graph.provider == provider and (graph.default if precision == "auto" else graph.precision == precision):
@@ -58,7 +58,7 @@ class Bundle:
             for omitted in self.manifest.omitted
             if omitted.provider == provider and precision in ("auto", omitted.precision)
         )
-        raise BundleError(
+        raise StartError(
             f"bundle `{self.manifest.name}` has no graph for provider `{provider}` and precision `{precision}`; it has "
             f"{names}. Choose another --provider or --precision, or export again with `bert-export --provider --precision`.{omissions}"
         )
@@ -68,7 +68,7 @@ def load_bundle(path: Path) -> Bundle:
     """Reads the manifest in a bundle's folder and verifies the digest of every file in it.
 
     Raises:
-        BundleError: A file is missing or altered, or the manifest is invalid; the message names bundle and file.
+        StartError: A file is missing or altered, or the manifest is invalid; the message names bundle and file.
     """
     manifest, version = read_manifest(path)
     _verify(path / TOKENIZER_FILE, manifest.tokenizer.sha256)
@@ -81,7 +81,7 @@ def verify_graph(path: Path, graph: GraphSpec) -> None:
     """Verifies the digests of a graph's files in the bundle's folder, and that the graph loads no other files.
 
     Raises:
-        BundleError: A file is missing or altered, or the graph loads another one; the message names the file.
+        StartError: A file is missing or altered, or the graph loads another one; the message names the file.
     """
     for file in graph.files:
         _verify(path / file.file, file.sha256, file.size_bytes)
@@ -92,17 +92,17 @@ def _check_external_weights(path: Path, graph: GraphSpec) -> None:
     """Refuses a graph that would load weights from a file without a verified digest, or from outside of the bundle."""
     file, listed = path / graph.file, {data.file for data in graph.data}
     if file.suffix.lower() == ".ort":  # ONNX Runtime's own format
-        raise BundleError(f"cannot load `{file}`: it is in ONNX Runtime's own format; export the bundle again.")
+        raise StartError(f"cannot load `{file}`: it is in ONNX Runtime's own format; export the bundle again.")
     with file.open("rb") as graph_file, mmap.mmap(graph_file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         locations = {content[key.end() : key.end() + (key[1] or b"\0")[0]] for key in _LOCATION_KEY.finditer(content)}
     for location in sorted(location.decode("utf-8", "replace") for location in locations):
         if location not in listed:
-            raise BundleError(
+            raise StartError(
                 f"cannot load `{file}`: it reads weights from `{location}`, which the manifest does not list; copy or export the bundle "
                 "again."
             )
         if not (path / location).resolve().is_relative_to(path.resolve()):
-            raise BundleError(
+            raise StartError(
                 f"cannot load `{file}`: its weights in `{location}` are a link to a file outside of the bundle; put the file itself there."
             )
 
@@ -111,29 +111,29 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
     """Returns the manifest in a bundle's folder, and the bundle's version, which is the start of the manifest's digest.
 
     Raises:
-        BundleError: The folder's name is not allowed; or the manifest is missing or invalid, or has another bundle's name.
+        StartError: The folder's name is not allowed; or the manifest is missing or invalid, or has another bundle's name.
     """
     if not re.fullmatch(NAME_PATTERN, path.name):
-        raise BundleError(f"`{path}` cannot be a model, whose name has {NAME_RULE}; rename or move the folder.")
+        raise StartError(f"`{path}` cannot be a model, whose name has {NAME_RULE}; rename or move the folder.")
     try:
         raw = (path / MANIFEST_FILE).read_bytes()
         manifest = Manifest.model_validate_json(raw)
     except OSError as error:
         if is_checkpoint(path):
-            raise BundleError(_checkpoint_message(path)) from error
-        raise BundleError(f"`{path}` is not a bundle: {MANIFEST_FILE} cannot be read ({error.strerror}).") from error
+            raise StartError(_checkpoint_message(path)) from error
+        raise StartError(f"`{path}` is not a bundle: {MANIFEST_FILE} cannot be read ({error.strerror}).") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["loc"] == ("format_version",) and isinstance(first["input"], int):
-            raise BundleError(
+            raise StartError(
                 f"`{path / MANIFEST_FILE}` has format {first['input']}, but this version reads format 1; update bertserve, "
                 "or export the bundle again with this version."
             ) from error
-        raise BundleError(
+        raise StartError(
             f"`{path / MANIFEST_FILE}` is not a manifest of this version: {describe_validation_error(first)}; export the bundle again."
         ) from error
     if manifest.name != path.name:
-        raise BundleError(f"the manifest of bundle `{path}` has the name `{manifest.name}`; give the folder the same name.")
+        raise StartError(f"the manifest of bundle `{path}` has the name `{manifest.name}`; give the folder the same name.")
     return manifest, hashlib.sha256(raw).hexdigest()[:12]
 
 
@@ -141,14 +141,14 @@ def find_bundles(folders: Sequence[Path]) -> list[Path]:
     """Returns the bundle folders in models folders, by name: all folders that are not hidden. A folder may also be a bundle itself.
 
     Raises:
-        BundleError: A folder does not exist, cannot be read or has no bundles, or two bundles have the same name.
+        StartError: A folder does not exist, cannot be read or has no bundles, or two bundles have the same name.
     """
     bundles: dict[str, Path] = {}
     for folder in folders:
         try:
             entries = _bundles_in(folder)
         except OSError as error:
-            raise BundleError(f"the models folder `{folder}` cannot be read ({error.strerror}); make it readable for this user.") from error
+            raise StartError(f"the models folder `{folder}` cannot be read ({error.strerror}); make it readable for this user.") from error
         for entry in entries:
             if entry.name in bundles:
                 raise _duplicate_name_error(bundles[entry.name], entry)
@@ -160,7 +160,7 @@ def find_bundle(folders: Sequence[Path], name: str) -> Path | None:
     """Returns the bundle folder of that name, as `find_bundles` does, or None. Errors of other folders do not matter.
 
     Raises:
-        BundleError: Two bundles have the name.
+        StartError: Two bundles have the name.
     """
     # a models folder may be a bundle itself
     paths = [Path(os.path.abspath(folder)) if os.path.isfile(folder / MANIFEST_FILE) else folder / name for folder in folders]
@@ -170,22 +170,22 @@ def find_bundle(folders: Sequence[Path], name: str) -> Path | None:
     return bundles[0] if bundles else None
 
 
-def _duplicate_name_error(first: Path, second: Path) -> BundleError:
-    return BundleError(f"`{first}` and `{second}` are both called `{first.name}`; remove one, or export it with another --name.")
+def _duplicate_name_error(first: Path, second: Path) -> StartError:
+    return StartError(f"`{first}` and `{second}` are both called `{first.name}`; remove one, or export it with another --name.")
 
 
 def _bundles_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise BundleError(
+        raise StartError(
             f"the models folder `{folder}` does not exist; give a folder of bundles with --models, or a checkpoint with --model."
         )
     if is_bundle(folder):
         return [Path(os.path.abspath(folder))]  # so that `.` gets its real name
     if is_checkpoint(folder):
-        raise BundleError(_checkpoint_message(folder))
+        raise StartError(_checkpoint_message(folder))
     folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
-        raise BundleError(f"the models folder `{folder}` has no bundle; create one with `bert-export SOURCE --output {folder}`.")
+        raise StartError(f"the models folder `{folder}` has no bundle; create one with `bert-export SOURCE --output {folder}`.")
     return folders
 
 
@@ -216,15 +216,15 @@ def _verify(path: Path, expected: str, size_bytes: int | None = None) -> None:
     try:
         size = path.stat().st_size
         if size_bytes not in (None, size):  # checked before gigabytes are read
-            raise BundleError(
+            raise StartError(
                 f"bundle file `{path}` has {size} bytes, but the manifest says {size_bytes}: it was altered or not "
                 "copied completely; copy or export the bundle again."
             )
         actual = digest(path)
     except OSError as error:
-        raise BundleError(f"bundle file `{path}` cannot be read ({error.strerror}); copy or export the bundle again.") from error
+        raise StartError(f"bundle file `{path}` cannot be read ({error.strerror}); copy or export the bundle again.") from error
     if actual != expected:
-        raise BundleError(
+        raise StartError(
             f"bundle file `{path}` was altered: its sha256 is {actual[:12]}…, but the manifest says {expected[:12]}…; "
             "copy or export the bundle again."
         )

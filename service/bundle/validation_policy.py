@@ -10,7 +10,7 @@ from typing import Any
 
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, Measure, Precision, ValidationReport
 from bertserve.service.bundle.manifest import Metric
-from bertserve.service.errors import BundleError
+from bertserve.service.errors import StartError
 
 # names for users
 MEASURES: dict[Measure, str] = {
@@ -97,14 +97,14 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
         min_agreement: Minimum agreement with the checkpoint, by the measure of the task; it also requires a validation report.
 
     Raises:
-        BundleError: It is refused; the message has the bundle, the measurement, the requirement and the remedy.
+        StartError: It is refused; the message has the bundle, the measurement, the requirement and the remedy.
     """
     if not required and min_agreement is None:
         return
     subject, validation = f"bundle `{name}`, graph {graph.name}", graph.validation
     flag = "--require-validation is set" if required else f"--min-agreement is {min_agreement}"
     if not validation.samples:
-        raise BundleError(
+        raise StartError(
             f"{subject}: its manifest has no validation report (0 samples), and {flag}; export it again with "
             "bert-export, which makes one, or serve without the setting."
         )
@@ -112,14 +112,14 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     # a CPU computes fp16 graphs in fp32
     precision = "fp32" if provider == "cpu" and graph.precision == "fp16" else graph.precision
     if (provider, precision) != (graph.provider, graph.precision):
-        raise BundleError(
+        raise StartError(
             f"{subject}: its validation report was measured on {provider} in {precision}, but it would run on {graph.provider} "
             f"in {graph.precision}, and {flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve "
             "without the setting."
         )
     value = None if validation.agreement is None else validation.agreement.value
     if min_agreement is not None and (value is None or not value >= min_agreement):  # not `<`, which is false for NaN
-        raise BundleError(
+        raise StartError(
             f"{subject}: {describe_agreement(validation)}, which does not reach --min-agreement {min_agreement}; {_MEASURE_AGAIN}, choose "
             "a closer graph (--precision fp32), export again with a lower `bert-export --max-int8-error`, your own --int8-texts, or "
             "--int8-validation with texts of the model's own domain, or lower --min-agreement."

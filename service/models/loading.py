@@ -16,7 +16,7 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import available_provider, unavailable_reason
-from bertserve.service.errors import BundleError, EngineError, SettingsError, StartError
+from bertserve.service.errors import EngineError, SettingsError, StartError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
 from bertserve.service.models.preparer import Preparer
@@ -53,7 +53,7 @@ def with_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSett
 def _has_graph(path: Path, provider: Provider) -> bool:
     try:
         return any(graph.provider == provider for graph in files.read_manifest(path)[0].graphs)
-    except BundleError:  # the load of the bundle reports it
+    except StartError:  # the load of the bundle reports it
         return True
 
 
@@ -101,7 +101,7 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
     """Returns the graph of a verified bundle, its tokenizer, and the engine of the graph, after checks that they fit together.
 
     Raises:
-        BundleError: The bundle's task is not supported; it lacks a requirement of its task, the requested graph or the validation report;
+        StartError: The bundle's task is not supported; it lacks a requirement of its task, the requested graph or the validation report;
             or its graph does not match its tokenizer or its manifest.
         StartError: The provider is missing, or cannot load the graph.
         SettingsError: The model's longest text exceeds the maximum tokens of a batch.
@@ -152,14 +152,14 @@ def _check_fit(manifest: Manifest, engine: OnnxEngine, tokenizer: Tokenizer, wid
         if maps:  # on a short text, because the weights of a long one would need too much memory
             engine.run([Encoding(zeros[:2], zeros[:2], masks=(1,), maps=maps)])
     except EngineError as error:
-        raise BundleError(
+        raise StartError(
             f"bundle `{manifest.name}`: its graph fails on a text of {length} tokens with the id {last}, the last id of its tokenizer, "
             f"or on the attention heads in its manifest, {list(heads)} ({error.message}) Export the bundle again."
         ) from error
     for name, expected in widths.items():
         width = row[name].shape[-1] if name in row else 0
         if width != expected:
-            raise BundleError(
+            raise StartError(
                 f"bundle `{manifest.name}`: its graph returns {width} values as `{name}`, but its manifest says {expected}; export the "
                 "bundle again."
             )

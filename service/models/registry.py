@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from textwrap import shorten
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from bertserve.service.bundle.files import find_bundles, read_manifest
-from bertserve.service.errors import BundleError, CallerValue, InvalidValueError, NotFoundError, SettingsError, StartError
+from bertserve.service.errors import CallerValue, HttpError, InvalidValueError, SettingsError, StartError
 from bertserve.service.messages import describe_validation_error, did_you_mean, quote_names
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
@@ -28,7 +29,7 @@ def _configured_defaults(settings: Settings, models: Sequence[Model], broken: Ma
     Tasks are written by their Hugging Face name or by their path. A file's default is ignored if it is one of the `broken` models.
 
     Raises:
-        BundleError: A file cannot be read, or is not a JSON object of names.
+        StartError: A file cannot be read, or is not a JSON object of names.
         SettingsError: A task is unknown or has two models, or its model is not loaded or does not answer it.
     """
     tasks = {key: spec for spec in TASKS.values() for key in (spec.path, spec.name)}
@@ -61,7 +62,7 @@ def _read_defaults(path: Path) -> dict[str, str]:
     except (OSError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else describe_validation_error(error.errors(include_url=False)[0])
         example = '{"text-classification": "sentiment"}'
-        raise BundleError(f"`{path}` must be a JSON object of tasks and model names, such as {example}: {reason}.") from error
+        raise StartError(f"`{path}` must be a JSON object of tasks and model names, such as {example}: {reason}.") from error
 
 
 def _base(task: str) -> str | None:
@@ -86,14 +87,14 @@ class Registry:
         models and no choice uses the first model by name.
 
         Raises:
-            BundleError: There are no models, or a file of defaults is wrong.
+            StartError: There are no models, or a file of defaults is wrong.
             SettingsError: A configured default is wrong, or a task has several models and no choice.
         """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self.broken = broken
         self._settings = settings
         if not models:
-            raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
+            raise StartError(f"no model can be loaded: {'; '.join(broken.values())}")
         self._configured_defaults = _configured_defaults(settings, models, broken)
         self.defaults = self._choose({})
         ambiguous = dict[str, list[str]]()  # task -> models, for tasks that need a default and have none
@@ -118,9 +119,9 @@ class Registry:
             for path in find_bundles(self._settings.models):
                 try:
                     if path.name in broken:
-                        raise BundleError(broken[path.name])
+                        raise StartError(broken[path.name])
                     models.append(SimpleNamespace(name=path.name, tasks=tasks_of(read_manifest(path)[0])))
-                except BundleError as error:
+                except StartError as error:
                     if not self._settings.skip_broken:
                         raise
                     broken[path.name] = error.message
@@ -167,24 +168,25 @@ class Registry:
         """Returns the model with a name.
 
         Raises:
-            NotFoundError: There is no such model; the message names the most similar one.
+            HttpError: There is no such model; the message names the most similar one.
         """
         if (model := self.models.get(name)) is None:
             hint = did_you_mean(name, self.models, f"loaded are: {quote_names(self.models)}.")
-            raise NotFoundError("no model `{name}` is loaded; {hint}", name=CallerValue(name), hint=hint)
+            raise HttpError(HTTPStatus.NOT_FOUND, "no model `{name}` is loaded; {hint}", name=CallerValue(name), hint=hint)
         return model
 
     def for_task(self, task: str, name: str | None = None) -> Model:
         """Returns the named model, or the task's default model.
 
         Raises:
-            NotFoundError: There is no such model, or no model for the task.
+            HttpError: There is no such model, or no model for the task.
             InvalidValueError: The named model cannot answer the task.
         """
         if name is None:
             if (name := self.defaults.get(task)) is not None:
                 return self.models[name]
-            raise NotFoundError(
+            raise HttpError(
+                HTTPStatus.NOT_FOUND,
                 "there is no default model for {task}, which needs {requirement}. Models for {task}: {candidates}. Set `model` to "
                 "one of them, or ask the operator to load one; loaded are: {models}.",
                 task=task,

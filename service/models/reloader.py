@@ -6,19 +6,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bertserve.service.bundle import files
-from bertserve.service.errors import (
-    BertServeError,
-    BundleError,
-    CallerValue,
-    InvalidValueError,
-    NotFoundError,
-    StartError,
-    traceback_places,
-)
+from bertserve.service.errors import BertServeError, CallerValue, HttpError, InvalidValueError, StartError, traceback_places
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
@@ -49,7 +42,7 @@ class Reloader:
         """Loads a model from the folders, and replaces the loaded model of the same name.
 
         Raises:
-            NotFoundError: No folder has a bundle of that name.
+            HttpError: No folder has a bundle of that name.
             InvalidValueError: It cannot be loaded; the old model stays.
         """
         async with self._lock:
@@ -57,7 +50,9 @@ class Reloader:
                 path = await self._in_thread(files.find_bundle, self._folders, name)
                 if path is None:
                     self._clear_error(name)
-                    raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=CallerValue(name))
+                    raise HttpError(
+                        HTTPStatus.NOT_FOUND, "no models folder has a bundle `{name}`; put it there first.", name=CallerValue(name)
+                    )
                 model = await self._replace(path)
             except StartError as error:
                 raise InvalidValueError(
@@ -72,7 +67,7 @@ class Reloader:
         """Removes a model, whose open requests are still answered; and the error of a model that could not be loaded.
 
         Raises:
-            NotFoundError: There is no such model and no such error.
+            HttpError: There is no such model and no such error.
         """
         async with self._lock:
             if name in self._registry.models or name not in self._registry.broken:
@@ -119,7 +114,7 @@ class Reloader:
             self._metrics.broken_models.labels(name).set(1)
             if isinstance(error, StartError):
                 raise
-            raise BundleError(message) from error
+            raise StartError(message) from error
         self._clear_error(name)
         if model is not old:
             if old is not None:

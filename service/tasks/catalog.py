@@ -5,7 +5,7 @@ from typing import Any
 
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import BundleError
+from bertserve.service.errors import StartError
 from bertserve.service.messages import SHOWN_CHARS
 from bertserve.service.tasks import (
     attention,
@@ -42,15 +42,15 @@ def spec_of(bundle: Bundle) -> TaskSpec:
     """Returns the task of a bundle.
 
     Raises:
-        BundleError: No bundles exist for this task, or the manifest lacks a field that the task needs.
+        StartError: No bundles exist for this task, or the manifest lacks a field that the task needs.
     """
     manifest = bundle.manifest
     spec = TASKS.get(manifest.task)
     if spec is None or spec.derivation is not None:
         known = ", ".join(other.name for other in TASKS.values() if other.derivation is None)
-        raise BundleError(f"bundle `{bundle.path}` is for the task `{manifest.task[:SHOWN_CHARS]}`; this version serves {known}.")
+        raise StartError(f"bundle `{bundle.path}` is for the task `{manifest.task[:SHOWN_CHARS]}`; this version serves {known}.")
     if (missing := spec.missing_field(manifest)) is not None:
-        raise BundleError(f"bundle `{bundle.path}` has a wrong manifest: {missing}; export it again.")
+        raise StartError(f"bundle `{bundle.path}` has a wrong manifest: {missing}; export it again.")
     return spec
 
 

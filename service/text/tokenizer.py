@@ -20,7 +20,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertserve.service.bundle.manifest import SpecialPart, TokenizerSpec
-from bertserve.service.errors import BundleError, EngineError, InvalidValueError
+from bertserve.service.errors import EngineError, InvalidValueError, StartError
 
 TokenIds = Sequence[int]
 INLINE_CHARS = 600  # characters that are tokenized on the event loop: about 0.2 ms, at 0.3 us per character
@@ -105,7 +105,7 @@ class Tokenizer:
         """Loads `tokenizer.json`.
 
         Raises:
-            BundleError: The file is not a tokenizer that this version of `tokenizers` can read, or it cannot encode a question mark.
+            StartError: The file is not a tokenizer that this version of `tokenizers` can read, or it cannot encode a question mark.
         """
         self.spec = spec
         self._tokenizer, self.unknown_id, self._replacement_id = _load(path)
@@ -230,7 +230,7 @@ def _load(path: Path) -> tuple[Any, int | None, int]:
     """Returns the tokenizer of a file, the id of its unknown token, if any, and the id that replaces special tokens in a text.
 
     Raises:
-        BundleError: The file is not a tokenizer that this version of `tokenizers` can read, or it cannot encode a question mark.
+        StartError: The file is not a tokenizer that this version of `tokenizers` can read, or it cannot encode a question mark.
     """
     try:
         content = path.read_bytes()
@@ -249,7 +249,7 @@ def _load(path: Path) -> tuple[Any, int | None, int]:
         return tokenizer, unknown_id, tokenizer.encode("?", add_special_tokens=False).ids[-1] if unknown_id is None else unknown_id
     except BaseException as error:
         if is_failure(error):
-            raise BundleError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.") from error
+            raise StartError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.") from error
         raise
 
 

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from bertserve.service import cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
 from bertserve.service.auth import Access, Authenticator, new_key
-from bertserve.service.errors import HttpError, NotFoundError, SettingsError, UnavailableError
+from bertserve.service.errors import HttpError, SettingsError, UnavailableError
 from support import metric
 from support.app_client import error_of, fake_service, keys, posting, run_with_client, serving, state_of
 from support.fakes import FakeEngine
@@ -194,7 +195,7 @@ def test_an_invalid_key_name_is_refused(name: str) -> None:
 async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """For many errors of one kind within a second, the log has the first ones and the number of the others, but all internal errors."""
     log = ErrorLog()
-    for error in [NotFoundError("no."), UnavailableError("stopping."), ValueError("bug")] * 60:
+    for error in [HttpError(HTTPStatus.NOT_FOUND, "no."), UnavailableError("stopping."), ValueError("bug")] * 60:
         log.write(error, {"request_id": "1", "method": "POST", "path": "/classify"})
     assert Counter(vars(record)["status"] for record in caplog.records) == {404: MAX_LINES, 503: MAX_LINES, 500: 60}
     caplog.clear()

@@ -2,13 +2,14 @@
 
 import asyncio
 import shutil
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bertserve.service.check import check
-from bertserve.service.errors import NotFoundError, SettingsError, StartError
+from bertserve.service.errors import HttpError, SettingsError, StartError
 from bertserve.service.models.registry import DEFAULTS_FILE
 from bertserve.service.settings import Settings
 from support import tiny
@@ -157,8 +158,9 @@ def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, c
     assert "/classify" in caplog.text
     assert "`b`, `c`" in caplog.text
     assert "the next start" not in caplog.text  # it loads `a` again
-    with pytest.raises(NotFoundError, match="`b`, `c`"):
+    with pytest.raises(HttpError, match="`b`, `c`") as caught:
         state.registry.for_task("text-classification")
+    assert caught.value.status == HTTPStatus.NOT_FOUND
     assert state.registry.for_task("text-classification", "b").name == "b"
     by_name = state_of(folder, allow_implicit_default=True)
     asyncio.run(by_name.reloader.unload("a"))

@@ -15,7 +15,7 @@ import pytest
 
 from bertserve.service.app_state import AppState
 from bertserve.service.auth import Authenticator
-from bertserve.service.errors import BundleError, InvalidValueError
+from bertserve.service.errors import InvalidValueError, StartError
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
 from bertserve.service.models.reloader import without_folders
@@ -231,7 +231,7 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     with pytest.raises(InvalidValueError) as error:
         asyncio.run(reloader.load("broken"))
     cause = error.value.__cause__
-    assert isinstance(cause, BundleError)
+    assert isinstance(cause, StartError)
     assert cause.__cause__ is not cause
     shutil.rmtree(models / "broken")
     asyncio.run(reloader.refresh())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPart
-from bertserve.service.errors import BundleError, EngineError
+from bertserve.service.errors import EngineError, StartError
 from bertserve.service.text.tokenizer import INLINE_CHARS, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first, windows
 from support import tiny
@@ -65,13 +65,13 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(models: Path) 
     ],
 )
 def test_a_broken_tokenizer_file_is_named(models: Path, changes: dict[str, Any]) -> None:
-    """A panic of the library is also a `BundleError`, so a failed reload does not affect other models."""
+    """A panic of the library is also a `StartError`, so a failed reload does not affect other models."""
     bundle = files.load_bundle(models / "tiny")
     content = json.loads(bundle.tokenizer_path.read_bytes())
     broken = content | {"added_tokens": [], "post_processor": None} | changes if changes else {}
     bundle.tokenizer_path.write_text(json.dumps(broken))
 
-    with pytest.raises(BundleError, match=r"tokenizer\.json`"):
+    with pytest.raises(StartError, match=r"tokenizer\.json`"):
         Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
 
 
