@@ -5,7 +5,7 @@ error, or scored window by window on request.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 import numpy as np
 from pydantic import Field
@@ -31,16 +31,11 @@ MAX_EXPLAINED = 8  # labels of a text, if they are scored independently; each li
 
 
 class LabelScore(TypedDict):
-    """One label with its score."""
+    """One label with its score and, on request, the importance of each word."""
 
     label: Annotated[str, Field(examples=["positive"])]
     score: Annotated[float, Field(examples=[0.997])]
-
-
-class ClassifiedLabel(LabelScore, total=False):
-    """A label with its score and, on request, the importance of each word."""
-
-    explanation: Annotated[list[WordImportance], Field(description="Importance of each word for the score, with `explain`.")]
+    explanation: NotRequired[Annotated[list[WordImportance], Field(description="Importance of each word for the score, with `explain`.")]]
 
 
 class ClassifyParameters(CalibratedDecisionParameters):
@@ -87,7 +82,7 @@ def classify(input_: TextInput[ClassifyParameters], model: TaskModel) -> TaskGen
     combine = np.max if parameters.window == "max" else np.mean
     combined: Floats = combine(scores, axis=0) if len(scores) > 1 else scores[0]
     calibrated, order = rule.ranked(combined, activation)
-    scored: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(calibrated[i])} for i in order]
+    scored: list[LabelScore] = [{"label": config.labels[i], "score": float(calibrated[i])} for i in order]
     if parameters.explain:
         # the best label, and all independent labels that are more likely than not
         explained = order[: max(1, sum(item["score"] >= DEFAULT_THRESHOLD for item in scored[:max_explained]))]
@@ -233,7 +228,7 @@ SPEC = TaskSpec(
     path="classify",
     title="Classify texts or pairs of texts",
     body=ClassifyBody,
-    response_type=list[list[ClassifiedLabel]] | list[Decided],
+    response_type=list[list[LabelScore]] | list[Decided],
     function=classify,
     missing_field=missing_labels,
     widths=logit_widths,

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.body.task_body import LIST_LIMIT, ClosedModel, OneOf, TaskBody, body_config
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
+from bertserve.service.tasks.rerank import ScoredText
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.task_spec import TaskSpec
 
@@ -127,20 +128,12 @@ class MultipleChoiceBody(TaskBody):
         ]
 
 
-class ChoiceScore(BaseModel):
-    """The index and score of a choice."""
-
-    index: Annotated[int, Field(examples=[0])]
-    score: Annotated[float, Field(examples=[0.98])]
-    text: Annotated[str, Field(examples=["waited for it to boil."])]
-
-
 SPEC = TaskSpec(
     name=TASK,
     path="choose",
     title="Choose the best answer or continuation",
     body=MultipleChoiceBody,
-    response_type=list[ChoiceScore] | list[list[ChoiceScore]],
+    response_type=list[ScoredText] | list[list[ScoredText]],
     function=rank_choices,
     widths=lambda manifest: {"logits": 1},
 )

@@ -132,8 +132,8 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     return rule.conclude(relevant, ranked, ranked[0]["score"])
 
 
-class RankedText(BaseModel):
-    """The index and score of a text."""
+class ScoredText(BaseModel):
+    """The index and score of a text of the request."""
 
     index: Annotated[int, Field(examples=[1])]
     score: Annotated[float, Field(examples=[0.98])]
@@ -145,7 +145,7 @@ SPEC = TaskSpec(
     path="rerank",
     title="Rank texts by a query",
     body=RerankBody,
-    response_type=list[RankedText] | Decided,
+    response_type=list[ScoredText] | Decided,
     function=rerank,
     derivation=Derivation(
         base=classify.TASK,
