@@ -1,78 +1,21 @@
-"""AppState: the parts of the service that request handlers use, and its Monitor, which measures and watches them once per second."""
+"""AppState: the parts of the service that request handlers use."""
 
-import asyncio
-import logging
 import sys
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bertserve.service.auth import Authenticator
 from bertserve.service.body.task_body import Limits
-from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.preparer import Preparer
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader
-from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.monitor import Monitor
+from bertserve.service.scheduling.scheduler import Scheduler, State
 from bertserve.service.settings import Settings
 
 if TYPE_CHECKING:
     from bertserve.service.tracing import Tracer
-
-logger = logging.getLogger("bertserve.monitor")
-
-TICK_S = 1.0  # one second, because `check_hung_runs` counts ticks as seconds
-
-
-class Monitor:
-    """Works once per second: a heartbeat, metrics of the queue, threads and event loop, and hung runs. It also returns freed memory."""
-
-    def __init__(self, scheduler: Scheduler, metrics: Metrics, beat: Callable[[], None]) -> None:
-        """Takes a `beat`, which is called once per second while the event loop runs, also while the scheduler drains."""
-        self._scheduler = scheduler
-        self._metrics = metrics
-        self._beat = beat
-        self._total_run_s = 0.0
-        self._loop_s = 0.0
-        self._stopped = threading.Event()
-
-    def start(self) -> None:
-        """Starts the work in the running event loop, and the thread that returns freed memory."""
-        self._loop_s = time.thread_time()
-        self._ticking = asyncio.get_running_loop().create_task(self._tick())
-        threading.Thread(target=return_freed_memory, args=(self._stopped,), name="freed-memory", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stops the work of each second, and the thread."""
-        self._ticking.cancel()
-        self._stopped.set()
-
-    def measure(self) -> None:
-        """Measures the queue, and the busy time of inference threads and event loop since the last call."""
-        scheduler, metrics = self._scheduler, self._metrics
-        total_run_s, loop_s = scheduler.total_run_s, time.thread_time()
-        metrics.thread_busy.inc(total_run_s - self._total_run_s)
-        metrics.loop_cpu.inc(loop_s - self._loop_s)
-        self._total_run_s, self._loop_s = total_run_s, loop_s
-        metrics.queue_items.set(scheduler.queue.queue_items)
-        metrics.queue_tokens.set(scheduler.queue.held_tokens)
-        metrics.ready_workers.set(scheduler.ready)
-
-    async def _tick(self) -> None:
-        """Works once per second. Its delay is also the delay of other callbacks of the event loop."""
-        while True:
-            try:
-                self._beat()  # before the first sleep, because the parent of a worker watches it from its first beat
-                self.measure()
-                self._scheduler.check_hung_runs()
-            except Exception as error:  # noqa: BLE001 - such as a thread that cannot start; later hangs must be found too
-                logger.error("the monitor failed with %s; it continues", type(error).__name__)
-            due = time.monotonic() + TICK_S
-            await asyncio.sleep(TICK_S)
-            self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +47,10 @@ class AppState:
         sys.setswitchinterval(1e-4)
         self.scheduler.start()
         self.monitor.start()
+
+    def withdraw(self) -> None:
+        """Reports not ready from now on, and still answers requests."""
+        self.scheduler.advance(State.WITHDRAWN)
 
     async def stop(self, timeout_s: float) -> int:
         """Stops what `start` started, as `Preparer.stop` does; returns the number of requests that were failed."""

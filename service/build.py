@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertserve.service import __version__
-from bertserve.service.app_state import AppState, Monitor
+from bertserve.service.app_state import AppState
 from bertserve.service.auth import Authenticator
 from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle import files
@@ -24,6 +24,7 @@ from bertserve.service.models.model import Model
 from bertserve.service.models.preparer import Preparer
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader, without_folders
+from bertserve.service.monitor import Monitor
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import Settings

@@ -32,7 +32,6 @@ from bertserve.service.logs import background_logging, configure_logging
 from bertserve.service.messages import plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.process import check_requirements, load_certificate, raise_file_limit, read_keys, sd_notify
-from bertserve.service.scheduling.scheduler import State
 from bertserve.service.settings import Settings, address_of
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ class Server(uvicorn.Server):
         sd_notify("STOPPING=1")
         count = plural(len(self.server_state.tasks), "request")
         logger.info("shutdown started: not ready for %.0f s, then up to %.0f s for %s in progress", delay_s, timeout_s, count)
-        self._state.scheduler.advance(State.WITHDRAWN)
+        self._state.withdraw()
         await asyncio.sleep(delay_s)
         self.server_state.default_headers.append((b"connection", b"close"))  # in all responses from now on
         if aborted := await self._state.stop(timeout_s):

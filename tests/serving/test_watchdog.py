@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.service import app_state
+from bertserve.service import monitor
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
 from support.app_client import error_of, fake_service, serving
 from support.fakes import FakeEngine
@@ -109,7 +109,7 @@ async def test_decoding_is_no_hang_however_long_it_takes(harness: WatchdogHarnes
 
 
 async def test_the_service_looks_at_its_runs_by_itself_also_after_an_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_state, "TICK_S", 0.01)
+    monkeypatch.setattr(monitor, "TICK_S", 0.01)
     engine = FakeEngine()
     service = fake_service(models, engine)
     look, errors = service.scheduler.check_hung_runs, [RuntimeError("can't start new thread")]
