@@ -80,7 +80,7 @@ class Workers:
         elif is_poll and worker.silent_s > HUNG_S:
             worker.kill()  # SIGABRT has not ended it, for example because it is stopped
         elif is_poll:
-            worker.silent_s += POLL_S  # counted here, so that a pause of all processes is no hang
+            worker.silent_s += POLL_S  # counted here, so that a pause of all processes does not count as a hang
             if worker.silent_s > HUNG_S:
                 logger.error("worker %d (process %d) hangs: its event loop has not run for %d s", worker.index, worker.pid, HUNG_S)
                 worker.send_signal(signal.SIGABRT)
