@@ -23,7 +23,7 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.tokenizer import Tokenizer
-from support import tiny
+from support import raises_exactly, tiny
 from support.bundles import engine_of, exported, refused
 from support.checkpoints import SIZES, prune_heads
 from support.families import ALL_HEADS, FAMILIES, HEADS, Family, bert_tokenizer, roberta_tokenizer
@@ -159,7 +159,7 @@ def test_weights_that_differ_from_pytorch_fail_the_comparison(tmp_path: Path) ->
     graph_run = ServedGraph(graph, engine_of(bundle), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), original)
     Comparison(graph_run, reference).check()
 
-    with pytest.raises(ExportError, match=r"attention weights .* 2\.00e-03"):
+    with raises_exactly(ExportError, match=r"attention weights .* 2\.00e-03"):
         Comparison(graph_run, replace(reference, maps=[(request, weights + 2e-3) for request, weights in reference.maps])).check()
 
 

@@ -17,7 +17,7 @@ from bertserve.export.checkpoint.checkpoint import count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import ExportError
 from bertserve.service.bundle.files import Bundle
-from support import json_lines, tiny
+from support import json_lines, raises_exactly, tiny
 from support.app_client import call_fresh, error_of
 from support.bundles import Verify, exported
 from support.checkpoints import POSITIONS, SIZES, bert, edit_json, save
@@ -149,7 +149,7 @@ def test_a_pretraining_model_classifies_pairs(
 
 
 def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) -> None:
-    with pytest.raises(ExportError, match=r"fill-mask .*text-classification.* question-answering"):
+    with raises_exactly(ExportError, match=r"fill-mask .*text-classification.* question-answering"):
         load_checkpoint(str(pretrained), LoadOptions(task="question-answering"))
     assert load_checkpoint(str(pretrained), LoadOptions(task="feature-extraction")).task == "feature-extraction"
 
@@ -157,10 +157,10 @@ def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) 
 def test_unsupported_pretraining_models_are_refused(pretrained: Path, tmp_path: Path) -> None:
     other = shutil.copytree(pretrained, tmp_path / "other")
     edit_json(other / "config.json", architectures=["RoCBertForPreTraining"])
-    with pytest.raises(ExportError, match=r"'RoCBertForPreTraining'.*--task"):
+    with raises_exactly(ExportError, match=r"'RoCBertForPreTraining'.*--task"):
         load_checkpoint(str(other))
     config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), embedding_size=16, num_labels=3, **SIZES)
-    with pytest.raises(ExportError, match="3 labels"):
+    with raises_exactly(ExportError, match="3 labels"):
         load_checkpoint(str(save(tmp_path / "albert", "AlbertForPreTraining", config)), LoadOptions(task="text-classification"))
 
 

@@ -13,6 +13,7 @@ import transformers
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ExportError
 from bertserve.service.tasks import embed
+from support import raises_exactly
 from support.bundles import Service, exported, refused
 from support.checkpoints import SIZES, bert, edit_json, edit_weights, prune_heads, save_random, silence_heads
 from support.families import FAMILIES, LENGTH, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
@@ -246,7 +247,7 @@ def test_invalid_pruned_heads_are_refused(tmp_path: Path, pruned: dict[str, Any]
     source, _ = saved_bert(tmp_path)
     edit_json(source / "config.json", pruned_heads=pruned)
 
-    with pytest.raises(ExportError, match=message):
+    with raises_exactly(ExportError, match=message):
         load_checkpoint(str(source))
 
 

@@ -24,7 +24,7 @@ from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from support import tiny
+from support import raises_exactly, tiny
 from support.bundles import Array, edit_constant, engine_of, exported
 from support.checkpoints import POSITIONS, bert, service_tokenizer
 from support.staged import ARCHITECTURES, LABELS
@@ -84,14 +84,14 @@ def test_unused_type_ids_are_dropped_and_an_unused_mask_is_an_error(stages: Stag
     if name == "token_type_ids":
         assert [spec.name for spec in trace(deaf, tmp_path / "raw.onnx")[0]] == ["input_ids", "attention_mask"]
     else:
-        with pytest.raises(ExportError, match=r"\['input_ids', 'token_type_ids'\]"):
+        with raises_exactly(ExportError, match=r"\['input_ids', 'token_type_ids'\]"):
             trace(deaf, tmp_path / "raw.onnx")
 
 
 def test_a_graph_with_nothing_to_quantize_is_an_error(tmp_path: Path) -> None:
     onnx.save(tiny.graph(), str(tmp_path / "source.onnx"))
 
-    with pytest.raises(ExportError, match="no matrix"):
+    with raises_exactly(ExportError, match="no matrix"):
         quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, [], [], max_error=1.0, quick=False)
     assert not (tmp_path / "int8.onnx").exists()
 
@@ -136,7 +136,7 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
     graph = stages.bundle.graph("cpu")
     edit_constant(stages.bundle.path / graph.file, name, change, tmp_path / "faulty.onnx")
 
-    with pytest.raises(ExportError, match=r"fp32 .* 1e-04 or 2e-05 .* \(\d+ characters\)"):
+    with raises_exactly(ExportError, match=r"fp32 .* 1e-04 or 2e-05 .* \(\d+ characters\)"):
         stages.compare(engine_of(stages.bundle, graph, tmp_path / "faulty.onnx"))
 
 
@@ -158,7 +158,7 @@ def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
         return stages.faulty(lambda logits: 1000 * logits + np.float32(error))
 
     assert stages.compare(off(2e-3), reference=reference) == pytest.approx(2e-3, abs=3e-3)
-    with pytest.raises(ExportError, match=r" 5\.0\de-01, .* [\d.e+]+: .*\d characters"):
+    with raises_exactly(ExportError, match=r" 5\.0\de-01, .* [\d.e+]+: .*\d characters"):
         stages.compare(off(0.5), reference=reference)
 
 
@@ -167,7 +167,7 @@ def test_a_nan_output_of_the_checkpoint_is_caught(stages: Stages, precision: Pre
     last = len(stages.reference.inputs) - 1
     reference = change_reference(stages.reference, lambda i, logits: logits * np.float32("nan") if i == last else logits)
 
-    with pytest.raises(ExportError, match=f"{precision} .*nan"):
+    with raises_exactly(ExportError, match=f"{precision} .*nan"):
         stages.compare(precision=precision, reference=reference)
 
 
@@ -181,7 +181,7 @@ def test_a_nan_output_of_the_checkpoint_is_caught(stages: Stages, precision: Pre
 )
 def test_a_fault_in_the_tokenizer_spec_is_caught(stages: Stages, change: Callable[[TokenizerSpec], dict[str, Any]]) -> None:
     spec = stages.bundle.manifest.tokenizer
-    with pytest.raises(ExportError, match="characters"):
+    with raises_exactly(ExportError, match="characters"):
         stages.compare(spec=spec.model_copy(update=change(spec)))
 
 
@@ -192,9 +192,9 @@ def test_int8_passes_with_errors_that_are_small_relative_to_the_standard_deviati
         return stages.faulty(lambda logits: logits + np.float32(share * deviation))
 
     assert stages.compare(off(0.1), precision="int8") > 0.09 * deviation
-    with pytest.raises(ExportError, match=r"int8 .* 0\.5 of .* 0\.2 and 3"):
+    with raises_exactly(ExportError, match=r"int8 .* 0\.5 of .* 0\.2 and 3"):
         stages.compare(off(0.5), precision="int8")
-    with pytest.raises(ExportError, match="int8"):
+    with raises_exactly(ExportError, match="int8"):
         stages.compare(stages.faulty(lambda logits: logits * np.float32(1e3)), precision="int8")
 
 
@@ -209,6 +209,6 @@ def test_a_float32_fault_is_caught_if_only_int8_is_exported(stages: Stages, tmp_
 
     monkeypatch.setattr("bertserve.export.cpu.fuse_for_cpu", faulty)
 
-    with pytest.raises(ExportError, match=r"fp32 .* 1\.00e-02, "):
+    with raises_exactly(ExportError, match=r"fp32 .* 1\.00e-02, "):
         exported(bert(tmp_path), precisions=("int8",))
     assert not (tmp_path / "models").exists()

@@ -17,6 +17,7 @@ from bertserve.export.graph.cpu_passes import pack_qkv, restrict_to_cls, unfuse
 from bertserve.export.inference import Feed
 from bertserve.export.int8 import graph_edits
 from bertserve.export.int8.graph_edits import fold_smoothing
+from support import raises_exactly
 from support.checkpoints import SIZES
 from support.families import FAMILIES
 from support.staged import Staged, assert_equal_outputs, graph_of, operators, padded, rewritten, run, stage
@@ -101,7 +102,7 @@ def test_a_graph_with_subgraphs_is_refused(tmp_path: Path) -> None:
     path = handmade(tmp_path / "graph.onnx", nodes, {"zero": np.array(0)})
     run(path, {"x": X})
 
-    with pytest.raises(ExportError, match=r"`If` \(`decide`\)"):
+    with raises_exactly(ExportError, match=r"`If` \(`decide`\)"):
         rewrite.load(path)
 
 

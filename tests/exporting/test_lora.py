@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import ExportError
-from support import tiny
+from support import raises_exactly, tiny
 from support.bundles import exported
 from support.checkpoints import edit_json, save_adapter
 from support.families import FAMILIES
@@ -95,7 +95,7 @@ def test_an_adapters_own_tokenizer_is_used(tmp_path: Path) -> None:
     ],
 )
 def test_an_unsupported_configuration_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ExportError, match=re.escape(message)):
+    with raises_exactly(ExportError, match=re.escape(message)):
         load_checkpoint(str(adapter(tmp_path, **config)))
 
 
@@ -130,7 +130,7 @@ def test_a_change_of_a_shared_matrix_in_one_of_two_places_is_refused(tmp_path: P
     base = transformers.BertForMaskedLM.from_pretrained(FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"))
     adapted = save_adapter(base, tmp_path / "adapter", **{"r": RANK, "target_modules": ["query"], **settings})
     if message is not None:
-        with pytest.raises(ExportError, match=re.escape(message)):
+        with raises_exactly(ExportError, match=re.escape(message)):
             load_checkpoint(str(tmp_path / "adapter"))
         return
     ids = torch.tensor([[1, 5, 6, 7, 2]])
@@ -153,7 +153,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tenso
     source = adapter(tmp_path)
     save_file(load_file(source / "adapter_model.safetensors") | {f"base_model.model.{name}": tensor}, source / "adapter_model.safetensors")
 
-    with pytest.raises(ExportError, match=message):
+    with raises_exactly(ExportError, match=message):
         load_checkpoint(str(source))
 
 
@@ -162,7 +162,7 @@ def test_the_version_of_the_base_model_does_not_decide_about_the_token_types_of_
     edit_json(tmp_path / "base" / "config.json", transformers_version="4.57.3")
     edit_json(tmp_path / "base" / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
 
-    with pytest.raises(ExportError, match="--token-types template"):
+    with raises_exactly(ExportError, match="--token-types template"):
         load_checkpoint(str(source))
     assert load_checkpoint(str(source), LoadOptions(token_types="template")).origin.token_types == "template"
 
@@ -172,7 +172,7 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     source = adapter(tmp_path)
     (tmp_path / "base" / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
 
-    with pytest.raises(ExportError, match=r"`adapter` .*base`, .* peft "):
+    with raises_exactly(ExportError, match=r"`adapter` .*base`, .* peft "):
         load_checkpoint(str(source))
 
 
@@ -195,7 +195,7 @@ def test_an_adapter_can_be_a_pickle(tmp_path: Path) -> None:
     source = adapter(tmp_path)
     expected, tensors = load_checkpoint(str(source)).model.state_dict(), load_file(source / "adapter_model.safetensors")
     (source / "adapter_model.safetensors").unlink()
-    with pytest.raises(ExportError, match=r"adapter_model\.safetensors"):
+    with raises_exactly(ExportError, match=r"adapter_model\.safetensors"):
         load_checkpoint(str(source))
     torch.save(tensors, source / "adapter_model.bin")
     checkpoint = load_checkpoint(str(source))
@@ -204,7 +204,7 @@ def test_an_adapter_can_be_a_pickle(tmp_path: Path) -> None:
     assert [name for name, tensor in expected.items() if not torch.equal(tensor, merged[name])] == []
 
     torch.save(tensors | {"path": Path("x")}, source / "adapter_model.bin")
-    with pytest.raises(ExportError, match=r"pathlib"):
+    with raises_exactly(ExportError, match=r"pathlib"):
         load_checkpoint(str(source))
 
 

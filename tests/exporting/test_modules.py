@@ -15,7 +15,7 @@ from bertserve.export import cli
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import ExportError
 from bertserve.service.bundle.files import Bundle
-from support import ROOT, tiny
+from support import ROOT, raises_exactly, tiny
 from support.bundles import exported, usage_error
 from support.grid import logit_error
 
@@ -152,11 +152,11 @@ def test_an_invalid_module_is_refused_with_the_reason(tmp_path: Path, change: tu
     assert len(change[0]) != len(change[1])  # Python compares time (in seconds) and size, and would run the bytecode of the original
     path.write_text(code.replace(*change), encoding="utf-8")
 
-    with pytest.raises(ExportError, match=message):
+    with raises_exactly(ExportError, match=message):
         load_module(reference)
 
 
 @pytest.mark.parametrize("reference", ["nothing.py:make", "nothing.py", "a.py:not a name"])
 def test_an_invalid_module_reference_is_refused(reference: str) -> None:
-    with pytest.raises(ExportError, match="FILE:FACTORY"):
+    with raises_exactly(ExportError, match="FILE:FACTORY"):
         load_module(reference)

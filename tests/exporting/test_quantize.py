@@ -21,6 +21,7 @@ from bertserve.export.graph import rewrite
 from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
 from bertserve.export.int8.graph_edits import MIN_TABLE_ROWS, emit_embeddings
 from bertserve.export.int8.quantize import quantize
+from support import raises_exactly
 from support.checkpoints import bert, edit_weights
 from support.staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, run, stage
 
@@ -166,7 +167,7 @@ def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_o
 
 def test_an_unreachable_limit_ends_the_export(quantized_of: QuantizedOf, tmp_path: Path) -> None:
     staged = quantized_of("text-classification").staged
-    with pytest.raises(ExportError, match=r"1e-09, .*--int8-texts.*--max-int8-error.*--precision fp32"):
+    with raises_exactly(ExportError, match=r"1e-09, .*--int8-texts.*--max-int8-error.*--precision fp32"):
         int8(staged, tmp_path / "int8.onnx", max_error=1e-9)
 
 

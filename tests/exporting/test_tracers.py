@@ -18,6 +18,7 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ExportError
 from bertserve.export.gpu.build import fuse_for_cuda
 from bertserve.export.graph import rewrite
+from support import raises_exactly
 from support.families import FAMILIES
 
 pytestmark = pytest.mark.torch
@@ -58,10 +59,10 @@ def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Pat
 
     onnx_trace.trace(untraceable, tmp_path / "raw.onnx")
     assert rewrite.load(tmp_path / "raw.onnx").graph.opset_imports[""] == onnx_trace.OPSETS["torchscript"]
-    with pytest.raises(ExportError, match=r" dynamo: ValueError: This operator is unknown\.$"):
+    with raises_exactly(ExportError, match=r" dynamo: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(untraceable, tmp_path / "raw.onnx", "dynamo")
     failures.append(torch.jit.is_tracing)
-    with pytest.raises(ExportError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
+    with raises_exactly(ExportError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(untraceable, tmp_path / "raw.onnx")
 
 
@@ -75,5 +76,5 @@ def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Pat
             return super().forward(input_ids, attention_mask * ones, **inputs)
 
     counting = dataclasses.replace(small, model=Counting(small.model.config))
-    with pytest.raises(ExportError, match=r" dynamo .* \['input_ids', "):
+    with raises_exactly(ExportError, match=r" dynamo .* \['input_ids', "):
         onnx_trace.trace(counting, tmp_path / "raw.onnx", "dynamo")

@@ -12,6 +12,7 @@ import transformers
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.weights import refuse_unexpected_weights
 from bertserve.export.errors import ExportError
+from support import raises_exactly
 from support.checkpoints import bert, edit_weights
 
 pytestmark = pytest.mark.torch
@@ -55,7 +56,7 @@ def test_weights_of_other_heads_and_position_ids_are_accepted(architecture: str,
 )
 def test_weights_of_unknown_parts_are_refused(architecture: str, name: str) -> None:
     """The parts are inside or outside the encoder, or in a module of the model. The user's option accepts them."""
-    with pytest.raises(ExportError, match=rf" 1 weight .*`{name}`"):
+    with raises_exactly(ExportError, match=rf" 1 weight .*`{name}`"):
         refuse(name, architecture=architecture)
     refuse(name, architecture=architecture, ignored=("unrelated.*", name))
 
@@ -71,7 +72,7 @@ DISTANCES = tuple(f"encoder.layer.{layer}.attention.self.distance_embedding.weig
     ],
 )
 def test_the_proposed_patterns_name_the_weights_of_all_layers(names: Sequence[str], patterns: list[str]) -> None:
-    with pytest.raises(ExportError) as caught:
+    with raises_exactly(ExportError) as caught:
         refuse(*names)
     assert re.findall(r"--ignore-weights '([^']+)'", str(caught.value)) == patterns
     refuse(*names, ignored=tuple(patterns))
@@ -82,5 +83,5 @@ def test_a_user_can_ignore_weights(tmp_path: Path) -> None:
     source = bert(tmp_path)
     edit_weights(source, lambda tensors: tensors.update({"crf.transitions": torch.zeros(3, 3)}))
     assert load_checkpoint(str(source), LoadOptions(ignored_weights=["crf.*"])).origin.ignored_weights == ("crf.*",)
-    with pytest.raises(ExportError, match=r"`crf\.transitions`.*--ignore-weights"):
+    with raises_exactly(ExportError, match=r"`crf\.transitions`.*--ignore-weights"):
         load_checkpoint(str(source), LoadOptions(ignored_weights=["lstm.*"]))

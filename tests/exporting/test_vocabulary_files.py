@@ -12,6 +12,7 @@ from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer, tokenizer
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ExportError
 from golden.make_tokenizers import GOLDEN, write_folder
+from support import raises_exactly
 
 pytestmark = pytest.mark.torch
 
@@ -20,7 +21,7 @@ REFUSED = {"blenderbot", "fnet", "llama", "mistral", "mt5", "nystromformer", "pe
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(ExportError, match=r"no `tokenizer\.json`.*save_pretrained") as caught:
+    with raises_exactly(ExportError, match=r"no `tokenizer\.json`.*save_pretrained") as caught:
         load_tokenizer("x", folder)
     return str(caught.value)
 

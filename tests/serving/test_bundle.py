@@ -17,7 +17,7 @@ from bertserve.service.errors import StartError
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import catalog
-from support import tiny
+from support import raises_exactly, tiny
 from support.app_client import error_of, post, serving, state_of
 
 GRAPH, DATA = "model.cpu.fp32.onnx", "weights.data"
@@ -89,7 +89,7 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
 def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[[Path], Any], value: str) -> None:
     damage(models / "tiny")
 
-    with pytest.raises(StartError, match=value):
+    with raises_exactly(StartError, match=value):
         files.load_bundle(models / "tiny")
 
 
@@ -109,7 +109,7 @@ def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, ch
     for name, value in change.items():
         tiny.edit(path, lambda m, name=name, value=value: m.update({name: m[name] | value if isinstance(value, dict) else value}))
 
-    with pytest.raises(StartError, match=pattern):
+    with raises_exactly(StartError, match=pattern):
         catalog.spec_of(files.load_bundle(path))
 
 
@@ -145,7 +145,7 @@ def test_the_format_of_onnxruntime_is_refused(models: Path) -> None:
     path = models / "tiny"
     (path / GRAPH).rename(path / "model.ORT")
     tiny.edit(path, lambda fields: fields["graphs"][0].update(file="model.ORT"))
-    with pytest.raises(StartError, match=r"model\.ORT`"):
+    with raises_exactly(StartError, match=r"model\.ORT`"):
         load_bundle(path)
 
 
@@ -252,7 +252,7 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
     tiny.bundle(second, "a")
     assert list(state_of(f"{first},{second}", allow_implicit_default=True).registry.models) == ["a", "b"]
     tiny.bundle(second, "b")
-    with pytest.raises(StartError, match="`b`"):
+    with raises_exactly(StartError, match="`b`"):
         state_of((first, second))
 
 

@@ -12,7 +12,7 @@ from bertserve.service.check import check
 from bertserve.service.errors import HttpError, SettingsError, StartError
 from bertserve.service.models.registry import DEFAULTS_FILE
 from bertserve.service.settings import Settings
-from support import tiny
+from support import raises_exactly, tiny
 from support.app_client import state_of
 
 NLI = ("contradiction", "entailment")
@@ -158,7 +158,7 @@ def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, c
     assert "/classify" in caplog.text
     assert "`b`, `c`" in caplog.text
     assert "the next start" not in caplog.text  # it loads `a` again
-    with pytest.raises(HttpError, match="`b`, `c`") as caught:
+    with raises_exactly(HttpError, match="`b`, `c`") as caught:
         state.registry.for_task("text-classification")
     assert caught.value.status == HTTPStatus.NOT_FOUND
     assert state.registry.for_task("text-classification", "b").name == "b"

@@ -21,7 +21,7 @@ from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.models import loading
 from bertserve.service.providers import GpuOptions
 from bertserve.service.text.tokenizer import Encoding
-from support import tiny
+from support import raises_exactly, tiny
 from support.app_client import call_fresh, state_of
 from support.fakes import record_runs
 
@@ -166,7 +166,7 @@ def test_a_missing_or_newer_tensorrt_is_named(majors: tuple[str, ...], monkeypat
 
 def test_tensorrt_without_a_shape_plan_is_refused(tmp_path: Path) -> None:
     """Without a plan, TensorRT would rebuild the engine for new shapes."""
-    with pytest.raises(StartError, match="`bert-export --provider tensorrt`"):
+    with raises_exactly(StartError, match="`bert-export --provider tensorrt`"):
         providers.tensorrt_options(graph(tmp_path, shapes=None), None)
 
 
@@ -229,7 +229,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unavailable_provider_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_gpu(monkeypatch)
 
-    with pytest.raises(StartError, match=r"--provider cuda .*no NVIDIA driver.*--allow-provider-fallback"):
+    with raises_exactly(StartError, match=r"--provider cuda .*no NVIDIA driver.*--allow-provider-fallback"):
         state_of(models, provider="cuda")
 
 

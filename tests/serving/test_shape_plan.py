@@ -18,7 +18,7 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.text.tokenizer import Encoding
-from support import metric, tiny
+from support import metric, raises_exactly, tiny
 from support.app_client import assert_same, run_with_client, state_of
 from support.fakes import FakeRunner, record_runs
 
@@ -85,7 +85,7 @@ def edit_graph(path: Path, **changes: Any) -> Path:
     ],
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(files.StartError, match=reason):
+    with raises_exactly(files.StartError, match=reason):
         files.load_bundle(edit_graph(tiny.bundle(tmp_path), **changes))
 
 
@@ -155,7 +155,7 @@ def test_row_lengths_are_an_input(tmp_path: Path) -> None:
 def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
     path = tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["tokenizer"].update(padding_side="left"))
     tiny.edit(path, lambda fields: fields["graphs"][0]["inputs"].append({"name": "lengths", "fill": "lengths", "dtype": "int32"}))
-    with pytest.raises(files.StartError, match=r"`lengths`, .*`tokenizer\.padding_side`"):
+    with raises_exactly(files.StartError, match=r"`lengths`, .*`tokenizer\.padding_side`"):
         files.load_bundle(path)
 
 

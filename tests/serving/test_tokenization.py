@@ -14,7 +14,7 @@ from bertserve.service.bundle.manifest import TextPart
 from bertserve.service.errors import EngineError, StartError
 from bertserve.service.text.tokenizer import INLINE_CHARS, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first, windows
-from support import tiny
+from support import raises_exactly, tiny
 from support.app_client import call, error_of
 
 
@@ -71,7 +71,7 @@ def test_a_broken_tokenizer_file_is_named(models: Path, changes: dict[str, Any])
     broken = content | {"added_tokens": [], "post_processor": None} | changes if changes else {}
     bundle.tokenizer_path.write_text(json.dumps(broken))
 
-    with pytest.raises(StartError, match=r"tokenizer\.json`"):
+    with raises_exactly(StartError, match=r"tokenizer\.json`"):
         Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
 
 

@@ -10,7 +10,7 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
 from bertserve.service.bundle.validation_policy import check_report, has_low_agreement
 from bertserve.service.errors import StartError
-from support import tiny
+from support import raises_exactly, tiny
 from support.app_client import state_of
 
 
@@ -72,7 +72,7 @@ def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytes
     state_of((tmp_path,))
 
     assert "int8" in caplog.text and "it moves the outputs by 0.5." in caplog.text
-    with pytest.raises(StartError, match=r"`cpu` .*`int8`; .*: it moves the outputs by 0\.5\."):
+    with raises_exactly(StartError, match=r"`cpu` .*`int8`; .*: it moves the outputs by 0\.5\."):
         state_of((tmp_path,), precision="int8")
 
 
@@ -80,7 +80,7 @@ def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytes
     ("flags", "name"), [({"require_validation": True}, "--require-validation"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
 )
 def test_a_bundle_without_required_validation_is_refused(models: Path, flags: dict[str, Any], name: str) -> None:
-    with pytest.raises(StartError) as error:
+    with raises_exactly(StartError) as error:
         state_of(models, **flags)
 
     facts = ("bundle `tiny`", "cpu/fp32", "(0 samples)", name, "bert-export")
@@ -103,7 +103,7 @@ def test_the_embedded_bundles_have_validation_with_the_agreement_of_their_task()
 def test_a_floor_needs_an_agreement(tmp_path: Path, report: Agreement | None) -> None:
     bundle_with(tmp_path, agreement=report)
 
-    with pytest.raises(StartError, match="`measured`"):
+    with raises_exactly(StartError, match="`measured`"):
         state_of(tmp_path, min_agreement=0.0)
     assert list(state_of(tmp_path, require_validation=True).registry.models) == ["measured"]
 
@@ -112,7 +112,7 @@ def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
     """A manifest must not claim full agreement if nothing was compared."""
     path = bundle_with(tmp_path, agreement={"measure": "set_f1", "value": 1.0, "decisions": 0})
 
-    with pytest.raises(StartError, match=r"`value` .*`decisions` is 0"):
+    with raises_exactly(StartError, match=r"`value` .*`decisions` is 0"):
         load_bundle(path)
 
 
@@ -128,7 +128,7 @@ def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
 )
 def test_a_floor_applies_to_the_measure_of_the_task(tmp_path: Path, report: Agreement, floor: float, is_served: bool) -> None:
     graph = graph_of(tmp_path, "cpu", "fp32", agreement=report)
-    with nullcontext() if is_served else pytest.raises(StartError, match=f" {report.value:.4f} on {report.decisions} of 18 "):
+    with nullcontext() if is_served else raises_exactly(StartError, match=f" {report.value:.4f} on {report.decisions} of 18 "):
         check_report("measured", graph, min_agreement=floor)
 
 
@@ -158,7 +158,7 @@ def test_a_report_counts_only_for_the_measured_provider_and_precision(
     if name is None:
         check_report("tiny", graph, **policy)
         return
-    with pytest.raises(StartError) as error:
+    with raises_exactly(StartError) as error:
         check_report("tiny", graph, **policy)
     facts = (name, f" on {provider} in {precision}, ", f" DIR --update` on a machine with {provider}")
     assert [fact for fact in facts if fact not in error.value.message] == []

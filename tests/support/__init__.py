@@ -3,9 +3,12 @@
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,3 +37,11 @@ def metric(page: str, name: str, **labels: str) -> float:
     """Returns the sum of the samples of a service metric that have these labels."""
     samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
     return sum(float(value) for pairs, value in samples if all(f'{label}="{text}"' in pairs for label, text in labels.items()))
+
+
+@contextmanager
+def raises_exactly(kind: type[Exception], match: str | None = None) -> Iterator[Any]:
+    """Like `pytest.raises`, but an error of a subclass fails the test."""
+    with pytest.raises(kind, match=match) as info:
+        yield info
+    assert info.type is kind
