@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.server import serve
 from bertserve.service.text.tokenizer import Tokenizer
 from support import tiny
+from support.scheduler_harness import Harness
 
 # Other load on the machine slows the examples down. This must not fail a test. Each run of CI has other examples.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -32,13 +34,21 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a coroutine test in uvloop, with a timeout of 20 s."""
+    """Runs a coroutine test in uvloop, with a timeout of 20 s, within those of its fixtures that are asynchronous context managers."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
     fixtures = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            for fixture in fixtures.values():
+                if isinstance(fixture, AbstractAsyncContextManager):
+                    await stack.enter_async_context(fixture)
+            await asyncio.wait_for(test(**fixtures), 20)
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(test(**fixtures), 20))
+        runner.run(run())
     return True
 
 
@@ -57,6 +67,14 @@ def models_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     tiny.bundle(folder)
     return folder
+
+
+@pytest.fixture(name="harness")
+def scheduler_under_test(request: pytest.FixtureRequest) -> Harness:
+    """Returns a scheduler that runs during the test. The mark `harness` has its options, and as `kind` its class."""
+    mark = request.node.get_closest_marker("harness")
+    options = {"kind": Harness} | (mark.kwargs if mark else {})
+    return options.pop("kind")(**options)
 
 
 @pytest.fixture(name="tokenizer", scope="session")

@@ -14,34 +14,37 @@ from bertserve.service.errors import EngineError, ExpiredError, RefusedError, Un
 from bertserve.service.models.preparer import MAX_PREPARE_CHARS
 from bertserve.service.scheduling.records import Item
 from bertserve.service.scheduling.request_queue import RequestQueue
-from support.scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
+from support.scheduler_harness import Harness, constant_seconds
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
-    async def check(harness: Harness) -> None:
-        requests = [[(i, k) for k in range(1 + i % 5)] for i in range(300)]
-        answers = await asyncio.gather(*(harness.submit(*request, tokens=1 + i % 9) for i, request in enumerate(requests)))
-        assert answers == requests
-        assert max(map(len, harness.work.batches)) > 1
+@pytest.mark.harness(threads=3, max_queue_tokens=100_000)
+def test_each_caller_gets_its_own_results_in_order(harness: Harness, new_loop: Any) -> None:
+    requests = [[(i, k) for k in range(1 + i % 5)] for i in range(300)]
 
-    run_with_harness(check, new_loop=new_loop, threads=3, max_queue_tokens=100_000)
+    async def check() -> None:
+        async with harness, asyncio.timeout(20):
+            tasks = [harness.submit(*request, tokens=1 + i % 9) for i, request in enumerate(requests)]
+            assert await asyncio.gather(*tasks) == requests
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(check())
+    assert max(map(len, harness.work.batches)) > 1
 
 
-@on_loop(manual=True)
+@pytest.mark.harness(manual=True)
 async def test_a_single_request_is_not_delayed(harness: Harness) -> None:
     """A waiting thread starts it at once, without a timer: the clock of this test does not move."""
     for _ in range(20):
         assert await harness.run("x") == ["x"]
 
 
-@on_loop()
 async def test_a_request_has_further_items_after_its_results(harness: Harness) -> None:
     assert await harness.run("a", then=["b", "c"]) == ["c"]
     assert harness.work.batches == [["a"], ["b"], ["c"]]
 
 
-@on_loop(manual=True)
+@pytest.mark.harness(manual=True)
 async def test_a_failing_batch_runs_again_in_halves(harness: Harness) -> None:
     """Three halvings find the bad item among eight, and the other requests are answered."""
     blocker = await harness.block()
@@ -56,7 +59,7 @@ async def test_a_failing_batch_runs_again_in_halves(harness: Harness) -> None:
     await blocker
 
 
-@on_loop(manual=True)
+@pytest.mark.harness(manual=True)
 async def test_a_cancelled_request_is_not_retried(harness: Harness) -> None:
     blocker = await harness.block()
     harness.work.guilty = {"bad"}
@@ -73,7 +76,6 @@ async def test_a_cancelled_request_is_not_retried(harness: Harness) -> None:
     assert harness.work.batches == [["blocker"], ["stayer", "leaver", "bad"], ["stayer"], ["bad"]]
 
 
-@on_loop()
 async def test_the_first_failure_ends_the_whole_request(harness: Harness) -> None:
     harness.work.guilty = {"bad"}
     with pytest.raises(EngineError, match="guilty"):
@@ -81,7 +83,6 @@ async def test_the_first_failure_ends_the_whole_request(harness: Harness) -> Non
     assert harness.queue.queue_items == 0
 
 
-@on_loop()
 async def test_a_wrong_number_of_results_is_an_error(harness: Harness) -> None:
     """Too few results fail their batch, so results are never paired with the wrong texts."""
     harness.work.short = True
@@ -91,7 +92,7 @@ async def test_a_wrong_number_of_results_is_an_error(harness: Harness) -> None:
     assert await harness.run("y") == ["y"]
 
 
-@on_loop(manual=True, max_queue_tokens=100)
+@pytest.mark.harness(manual=True, max_queue_tokens=100)
 async def test_current_runs_count_in_the_predicted_wait(harness: Harness) -> None:
     """If all threads are busy for longer than the deadline, a request is refused although the queue is empty."""
     harness.work.gate.clear()
@@ -120,7 +121,6 @@ class Text:
     results: Sequence[Any] = ()
 
 
-@on_loop()
 async def test_an_answered_request_keeps_no_payloads_or_results(harness: Harness) -> None:
     alive = weakref.WeakSet[Text]()
 
@@ -137,7 +137,7 @@ async def test_an_answered_request_keeps_no_payloads_or_results(harness: Harness
     assert len(alive) == 0
 
 
-@on_loop(max_queue_tokens=100_000)
+@pytest.mark.harness(max_queue_tokens=100_000)
 async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(harness: Harness) -> None:
     alive, alone = weakref.WeakSet[Text](), harness.runs(shares_batches=False)
     blocker, stayer = await harness.block(), harness.submit("stayer")
@@ -158,7 +158,6 @@ async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(harness: Ha
     assert [await blocker, await stayer] == [["blocker"], ["stayer"]]
 
 
-@on_loop()
 async def test_a_request_expires_only_while_an_item_waits(harness: Harness) -> None:
     blocker = await harness.block()
     late = harness.submit("late", timeout_s=0.05)
@@ -171,7 +170,7 @@ async def test_a_request_expires_only_while_an_item_waits(harness: Harness) -> N
     assert [await blocker, await running] == [["blocker"], ["running"]]
 
 
-@on_loop(manual=True)
+@pytest.mark.harness(manual=True)
 async def test_a_request_expires_between_two_runs(harness: Harness) -> None:
     """The deadline passed during the first run, when no item waited."""
     harness.work.gate.clear()
@@ -185,7 +184,6 @@ async def test_a_request_expires_between_two_runs(harness: Harness) -> None:
     assert harness.work.batches == [["first"]]
 
 
-@on_loop()
 async def test_stop_answers_admitted_requests_and_refuses_new_ones(harness: Harness) -> None:
     assert not Harness().scheduler.ready  # it has not started
     blocker = await harness.block()
@@ -212,7 +210,7 @@ class Broken(RequestQueue):
         return super().take(now, long_runs=long_runs)
 
 
-@on_loop(threads=2, queue=Broken)
+@pytest.mark.harness(threads=2, queue=Broken)
 async def test_a_dead_thread_ends_readiness_and_fails_all_requests(harness: Harness) -> None:
     blocker = await harness.block()
     harness.queue.broken = True
@@ -236,34 +234,30 @@ FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", ["run", "finish"])
-def test_an_error_of_a_request_does_not_affect_its_batch_mates(fault: str, place: str) -> None:
+async def test_an_error_of_a_request_does_not_affect_its_batch_mates(harness: Harness, fault: str, place: str) -> None:
     fault_error, expected, message = FAULTS[fault]
 
-    async def check(harness: Harness) -> None:
-        def fails(values: Sequence[Any], here: str) -> list[Any]:
-            if place == here and "bad" in values:
-                raise fault_error
-            return list(values)
+    def fails(values: Sequence[Any], here: str) -> list[Any]:
+        if place == here and "bad" in values:
+            raise fault_error
+        return list(values)
 
-        runner = harness.runs(lambda payloads: fails(payloads, "run"))
-        blocker = await harness.block()
-        tasks = {
-            payload: harness.submit(payload, runner=runner, finish=lambda results: fails(results, "finish"))
-            for payload in ("good", "bad", "fine", "well")
-        }
-        await asyncio.sleep(0)
-        harness.work.gate.set()
-        with pytest.raises(expected, match=message):
-            await tasks.pop("bad")
-        assert [await task for task in tasks.values()] == [["good"], ["fine"], ["well"]]
-        assert harness.scheduler.ready
-        assert await harness.run("after") == ["after"]
-        await blocker
-
-    run_with_harness(check)
+    runner = harness.runs(lambda payloads: fails(payloads, "run"))
+    blocker = await harness.block()
+    tasks = {
+        payload: harness.submit(payload, runner=runner, finish=lambda results: fails(results, "finish"))
+        for payload in ("good", "bad", "fine", "well")
+    }
+    await asyncio.sleep(0)
+    harness.work.gate.set()
+    with pytest.raises(expected, match=message):
+        await tasks.pop("bad")
+    assert [await task for task in tasks.values()] == [["good"], ["fine"], ["well"]]
+    assert harness.scheduler.ready
+    assert await harness.run("after") == ["after"]
+    await blocker
 
 
-@on_loop()
 async def test_stop_waits_for_requests_that_are_tokenized(harness: Harness) -> None:
     gate = threading.Event()
     tokenized = harness.submit("x", tokenize=lambda: gate.wait(20))
@@ -275,7 +269,6 @@ async def test_stop_waits_for_requests_that_are_tokenized(harness: Harness) -> N
     await stopping
 
 
-@on_loop()
 async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: Harness) -> None:
     start, gate = threading.Event(), threading.Event()
 
@@ -292,7 +285,6 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
             await task
 
 
-@on_loop()
 async def test_texts_that_wait_to_be_tokenized_are_limited(harness: Harness) -> None:
     gate, prepare = threading.Event(), harness.preparer.tokenize_on_thread
     running, waiting = (asyncio.ensure_future(prepare(gate.wait, MAX_PREPARE_CHARS // 2, 20.0)) for _ in range(2))
@@ -308,7 +300,7 @@ async def test_texts_that_wait_to_be_tokenized_are_limited(harness: Harness) -> 
     await prepare(list, 2 * MAX_PREPARE_CHARS, 20.0)
 
 
-@on_loop(threads=2, max_queue_tokens=100_000)
+@pytest.mark.harness(threads=2, max_queue_tokens=100_000)
 async def test_a_result_is_never_set_twice(harness: Harness) -> None:
     """Each request ends exactly once while cancellation, expiry, failure and completion race; the threads continue."""
     harness.work.guilty = {i for i in range(400) if i % 7 == 0}
@@ -327,7 +319,7 @@ async def test_a_result_is_never_set_twice(harness: Harness) -> None:
     assert harness.scheduler.ready
 
 
-@on_loop(threads=2, multi_threads=2, manual=True)
+@pytest.mark.harness(threads=2, multi_threads=2, manual=True)
 async def test_a_run_is_multi_threaded_only_without_other_work(harness: Harness) -> None:
     """It is if no other work runs, waits or has run recently."""
     multi_threaded_payloads: list[Any] = []
@@ -352,7 +344,7 @@ async def test_a_run_is_multi_threaded_only_without_other_work(harness: Harness)
     assert multi_threaded_payloads == ["lone", "later"]
 
 
-@on_loop(threads=2)
+@pytest.mark.harness(threads=2)
 async def test_a_decoder_delays_neither_its_batch_mates_nor_the_next_items_of_others(harness: Harness) -> None:
     decoder = threading.Event()
     blockers = [await harness.block(), await harness.block()]
@@ -368,7 +360,7 @@ async def test_a_decoder_delays_neither_its_batch_mates_nor_the_next_items_of_ot
     assert ["first", "slow"] in harness.work.batches
 
 
-@on_loop(threads=2, manual=True)
+@pytest.mark.harness(threads=2, manual=True)
 async def test_a_thread_stays_free_for_new_requests(harness: Harness) -> None:
     blocker = await harness.block()
     list_task = harness.submit("a", "b", "c", runner=harness.runs(seconds=constant_seconds(1000.0), shares_batches=False))
@@ -381,7 +373,7 @@ async def test_a_thread_stays_free_for_new_requests(harness: Harness) -> None:
     assert [await blocker, await text, await list_task] == [["blocker"], ["text"], ["a", "b", "c"]]
 
 
-@on_loop(threads=2)
+@pytest.mark.harness(threads=2)
 async def test_a_list_continues_on_its_thread_if_no_other_request_arrives(harness: Harness) -> None:
     """The thread that ran an item takes the next one, while the other thread stays busy."""
     blocker = await harness.block()

@@ -13,7 +13,7 @@ from bertserve.service.models.loading import load_model
 from bertserve.service.settings import ModelSettings
 from support import tiny
 from support.fakes import record_runs
-from support.scheduler_harness import Harness, on_loop
+from support.scheduler_harness import Harness
 
 THREADS = {"inference-0", "inference-1"}
 PLAN = ShapePlan(buckets=(ShapeBucket(length=16, rows=(1, 4)), ShapeBucket(length=32, rows=(1,))))
@@ -39,7 +39,7 @@ async def test_a_gpu_model_runs_its_planned_shapes_on_each_thread(tmp_path: Path
     await harness.scheduler.stop(0)
 
 
-@on_loop(threads=2)
+@pytest.mark.harness(threads=2)
 async def test_requests_are_answered_between_setup_calls(harness: Harness) -> None:
     """Those after a reload take seconds, and the requests of other models must not wait for all of it."""
     gates = [threading.Event() for _ in range(3)]
@@ -62,7 +62,7 @@ async def test_a_setup_call_that_fails_ends_no_thread() -> None:
     await harness.scheduler.stop(0)
 
 
-@on_loop(threads=2)
+@pytest.mark.harness(threads=2)
 async def test_setup_calls_end_when_the_service_stops(harness: Harness) -> None:
     entry, gate = threading.Event(), threading.Event()
     setup = asyncio.ensure_future(asyncio.to_thread(harness.scheduler.on_each_thread, [lambda: (entry.set(), gate.wait(20))]))

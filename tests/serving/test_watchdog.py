@@ -15,7 +15,7 @@ from bertserve.service import monitor
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
 from support.app_client import error_of, fake_service, serving
 from support.fakes import FakeEngine
-from support.scheduler_harness import Harness, constant_seconds, on_loop, run_with_harness
+from support.scheduler_harness import Harness, constant_seconds
 
 
 class WatchdogHarness(Harness):
@@ -31,7 +31,7 @@ class WatchdogHarness(Harness):
             await asyncio.sleep(0.001)
 
 
-@on_loop(WatchdogHarness, manual=True, threads=2)
+@pytest.mark.harness(kind=WatchdogHarness, manual=True, threads=2)
 async def test_a_thread_that_hangs_is_replaced(harness: WatchdogHarness) -> None:
     """Its requests fail, also those of a batch that runs again in halves."""
     blockers = [await harness.block(), await harness.block()]
@@ -59,28 +59,26 @@ async def test_a_thread_that_hangs_is_replaced(harness: WatchdogHarness) -> None
     old_gate.set()
 
 
-def test_after_as_many_hangs_as_threads_nothing_runs(caplog: pytest.LogCaptureFixture) -> None:
-    async def check(harness: WatchdogHarness) -> None:
-        blockers = [await harness.block()]
-        harness.look(6)
-        assert (harness.hangs, harness.scheduler.ready) == (1, True)
-        blockers.append(await harness.block())
-        await harness.wait_for_idle_thread()
-        waiting = harness.submit("waiting", runner=harness.runs(seconds=constant_seconds(2.0)))
-        await asyncio.sleep(0)
-        harness.look(6)
-        assert (harness.hangs, harness.scheduler.ready) == (2, False)
-        assert [*map(type, await asyncio.gather(*blockers, return_exceptions=True))] == [EngineError, EngineError]
-        for late in (waiting, harness.submit("late")):
-            with pytest.raises(UnavailableError) as refusal:
-                await late
-            assert refusal.value.values["reason"] == harness.scheduler.failure
-
-    run_with_harness(check, WatchdogHarness, manual=True, threads=2)
+@pytest.mark.harness(kind=WatchdogHarness, manual=True, threads=2)
+async def test_after_as_many_hangs_as_threads_nothing_runs(harness: WatchdogHarness, caplog: pytest.LogCaptureFixture) -> None:
+    blockers = [await harness.block()]
+    harness.look(6)
+    assert (harness.hangs, harness.scheduler.ready) == (1, True)
+    blockers.append(await harness.block())
+    await harness.wait_for_idle_thread()
+    waiting = harness.submit("waiting", runner=harness.runs(seconds=constant_seconds(2.0)))
+    await asyncio.sleep(0)
+    harness.look(6)
+    assert (harness.hangs, harness.scheduler.ready) == (2, False)
+    assert [*map(type, await asyncio.gather(*blockers, return_exceptions=True))] == [EngineError, EngineError]
+    for late in (waiting, harness.submit("late")):
+        with pytest.raises(UnavailableError) as refusal:
+            await late
+        assert refusal.value.values["reason"] == harness.scheduler.failure
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
 
 
-@on_loop(WatchdogHarness, manual=True)
+@pytest.mark.harness(kind=WatchdogHarness, manual=True)
 async def test_a_long_run_hangs_after_twenty_times_its_prediction(harness: WatchdogHarness) -> None:
     harness.work.gate.clear()
     task = harness.submit("long", runner=harness.runs(seconds=constant_seconds(2.0)))
@@ -93,7 +91,7 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(harness: Watch
         await task
 
 
-@on_loop(WatchdogHarness, manual=True)
+@pytest.mark.harness(kind=WatchdogHarness, manual=True)
 async def test_decoding_is_no_hang_however_long_it_takes(harness: WatchdogHarness) -> None:
     def decode(results: Sequence[Any]) -> list[Any]:
         harness.look(100)
@@ -136,7 +134,7 @@ class EndsLate(WatchdogHarness):
         time.sleep(0.2)
 
 
-@on_loop(EndsLate, manual=True, threads=2)
+@pytest.mark.harness(kind=EndsLate, manual=True, threads=2)
 async def test_a_run_that_ends_while_its_thread_is_replaced_fails(harness: EndsLate) -> None:
     """It is either answered or counted."""
     task = await harness.block()
@@ -146,7 +144,7 @@ async def test_a_run_that_ends_while_its_thread_is_replaced_fails(harness: EndsL
     assert (harness.hangs, await harness.run("next")) == (1, ["next"])
 
 
-@on_loop(WatchdogHarness, manual=True)
+@pytest.mark.harness(kind=WatchdogHarness, manual=True)
 async def test_a_setup_call_after_a_run_is_not_part_of_the_run(harness: WatchdogHarness) -> None:
     start, gate = threading.Event(), threading.Event()
 
@@ -166,7 +164,7 @@ async def test_a_setup_call_after_a_run_is_not_part_of_the_run(harness: Watchdog
     assert (harness.hangs, harness.scheduler.ready) == (0, True)
 
 
-@on_loop(WatchdogHarness)
+@pytest.mark.harness(kind=WatchdogHarness)
 async def test_a_device_that_is_lost_in_a_setup_call_ends_the_service(harness: WatchdogHarness) -> None:
     def lose() -> None:
         raise DeviceLostError("the GPU failed (CUDA failure 700).")
@@ -176,7 +174,7 @@ async def test_a_device_that_is_lost_in_a_setup_call_ends_the_service(harness: W
     assert harness.scheduler.failure
 
 
-@on_loop(WatchdogHarness, manual=True, threads=2)
+@pytest.mark.harness(kind=WatchdogHarness, manual=True, threads=2)
 async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: WatchdogHarness) -> None:
     """They refer to engines, which must be freed when their model is unloaded."""
 
@@ -203,7 +201,7 @@ async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: WatchdogHarn
     assert task.exception() is not None
 
 
-@on_loop(WatchdogHarness, threads=2)
+@pytest.mark.harness(kind=WatchdogHarness, threads=2)
 async def test_after_a_lost_device_only_another_process_helps(harness: WatchdogHarness) -> None:
     """All requests fail at once, also those that wait, and the batch does not run again in halves. The failed run does not hang."""
     runs: list[Any] = []

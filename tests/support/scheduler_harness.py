@@ -3,8 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from bertserve.service.errors import EngineError
 from bertserve.service.models.preparer import Preparer
@@ -50,7 +50,7 @@ def constant_seconds(seconds: float) -> Callable[[int, int], float]:
 
 
 class Harness:
-    """A scheduler under test and its fake work."""
+    """A scheduler under test and its fake work. The scheduler runs within an `async with` block, at whose end no request may be left."""
 
     def __init__(self, *, threads: int = 1, manual: bool = False, queue: type[RequestQueue] = RequestQueue, **more: Any) -> None:
         self.work = Work()
@@ -63,6 +63,16 @@ class Harness:
             self.queue, multi_threads=multi_threads, clock=self.clock if manual else time.monotonic, on_hang=self.count_hang
         )
         self.preparer = Preparer(self.scheduler)
+
+    async def __aenter__(self) -> Self:
+        self.scheduler.start()
+        return self
+
+    async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.work.gate.set()
+        await self.preparer.stop(5)
+        if error is None:
+            assert (self.queue.queue_items, self.queue.held_tokens) == (0, 0)
 
     def count_hang(self) -> None:
         self.hangs += 1
@@ -111,34 +121,3 @@ class Harness:
         await asyncio.sleep(0)
         await asyncio.to_thread(self.work.started.acquire)
         return task
-
-
-def run_with_harness(
-    check: Callable[[Any], Awaitable[None]], kind: type[Harness] = Harness, *, new_loop: Any = asyncio.new_event_loop, **options: Any
-) -> None:
-    """Runs a check with a started scheduler, for at most 20 s, and stops the scheduler."""
-
-    async def start_and_stop() -> None:
-        harness = kind(**options)
-        harness.scheduler.start()
-        try:
-            await asyncio.wait_for(check(harness), 20)
-        finally:
-            harness.work.gate.set()
-            await harness.preparer.stop(5)
-        assert (harness.queue.queue_items, harness.queue.held_tokens) == (0, 0)
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(start_and_stop())
-
-
-def on_loop(kind: type[Harness] = Harness, **options: Any) -> Callable[[Callable[[Any], Awaitable[None]]], Callable[[], None]]:
-    """Returns a decorator that makes a test from a coroutine with a harness."""
-
-    def decorate(check: Callable[[Any], Awaitable[None]]) -> Callable[[], None]:
-        def test() -> None:
-            run_with_harness(check, kind, **options)
-
-        return test
-
-    return decorate
