@@ -215,13 +215,12 @@ class ModelMetrics:
             self._by_label(label)
             metrics.reference_predictions.labels(model, label).set(count / max(sum(label_counts.values()), 1))
 
-    def count_prediction(self, labels: Sequence[str], score: float) -> None:
-        """Counts a prediction with its labels, which are names of the manifest, and its best calibrated score."""
+    def count_predictions(self, predictions: Iterable[tuple[Sequence[str], float]], abstentions: int) -> None:
+        """Counts predictions, each with its labels and its best calibrated score, and inputs without the decision that was requested."""
         bins = self._by_score
-        bins[min(int(score * len(bins)), len(bins) - 1)].inc()
-        for label in labels:
-            self._by_label(label).inc()
-
-    def count_abstention(self) -> None:
-        """Counts an input without a decision, although one was requested."""
-        self._metrics.abstentions.labels(self._model).inc()
+        for labels, score in predictions:
+            bins[min(int(score * len(bins)), len(bins) - 1)].inc()
+            for label in labels:
+                self._by_label(label).inc()
+        if abstentions:
+            self._metrics.abstentions.labels(self._model).inc(abstentions)

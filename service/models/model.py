@@ -64,7 +64,7 @@ class Model:
         self.seconds = cost_model.seconds  # as methods, these two would cost every item further calls
         self.padded_shape = graph.padded_shape
         self.metric_labels = (self.name, bundle.version, graph.precision, graph.provider)
-        self._task_model = TaskModel(tokenizer, bundle.manifest, graph.calibration, metrics)
+        self._task_model = TaskModel(tokenizer, bundle.manifest, graph.calibration)
         if graph.calibration is None:
             metrics.set_reference((), {})
         else:
@@ -129,6 +129,8 @@ class Model:
         metrics.decode_seconds.observe(prediction.decode_s)
         if prediction.truncated:
             metrics.truncated.inc(len(prediction.truncated))
+        if prediction.predictions or prediction.abstentions:
+            self._metrics.count_predictions(prediction.predictions, prediction.abstentions)
         return prediction
 
     def run(self, payloads: Sequence[EncodingPayload], *, multi_threaded: bool = False) -> Sequence[Outputs]:

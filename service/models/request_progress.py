@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
 from bertserve.service.tasks.cost import ZERO_COST, Cost
-from bertserve.service.tasks.step import ReadSpan, Step, TaskGenerator
+from bertserve.service.tasks.step import ReadSpan, ScoredLabels, Step, TaskGenerator
 from bertserve.service.text.tokenizer import Encoding
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class Prediction:
         decode_s: Seconds to decode all inputs.
         response_bytes: About the bytes of the results as JSON.
         read_spans: The spans that the model read of a single input, if it is cut or was read in several windows.
+        predictions: The predictions of all inputs with calibrated scores, for the metrics.
+        abstentions: Number of inputs without a decision, although one was requested.
     """
 
     results: list[Any] = field(default_factory=list)
@@ -43,6 +45,8 @@ class Prediction:
     decode_s: float = 0.0
     response_bytes: int = 0
     read_spans: Sequence[ReadSpan] = ()
+    predictions: list[ScoredLabels] = field(default_factory=list)
+    abstentions: int = 0
 
 
 def truncation_warning(max_tokens: int, cut_inputs: str = "") -> str:
@@ -186,6 +190,8 @@ class RequestProgress:
                 step = self.generators[index].send(rows)
                 self.cost += step.cost
                 self.cost.check()
+                self.prediction.predictions += step.predictions
+                self.prediction.abstentions += step.abstained
                 self.steps[index] = step
                 if step.encodings:
                     return self._payloads(index, step)

@@ -11,10 +11,9 @@ from bertserve.service.body.reading import check_names
 from bertserve.service.body.task_body import ClosedModel, OneOf
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import CallerValue, InvalidParameterError
-from bertserve.service.metrics import ModelMetrics
 from bertserve.service.tasks.cost import text_bytes
 from bertserve.service.tasks.decoding import Floats, Link, apply_calibration, best_first
-from bertserve.service.tasks.step import TaskModel
+from bertserve.service.tasks.step import ScoredLabels, Step, TaskGenerator, TaskModel
 
 DEFAULT_THRESHOLD = 0.5  # least score of an independent label that counts if neither the request nor the bundle has a threshold
 _DECISION_BYTES = 256  # bytes of a decision in an answer, without its texts
@@ -63,11 +62,10 @@ class Decided(BaseModel):
 
 @dataclass(slots=True)
 class DecisionRule:
-    """How to calibrate, count and decide the scores of an input.
+    """How to calibrate the scores of an input and to decide by them.
 
     Attributes:
         calibration: None for raw scores.
-        metrics: Counts predictions and abstentions, if the service does.
         decision_requested: Whether the request asks for a decision.
         thresholds: Label -> the least score that counts.
         default_threshold: The least score of all other labels; None if the task's own default applies.
@@ -77,7 +75,6 @@ class DecisionRule:
     """
 
     calibration: Calibration | None = None
-    metrics: ModelMetrics | None = None
     decision_requested: bool = False
     thresholds: Mapping[str, float] = field(default_factory=dict)
     default_threshold: float | None = None
@@ -109,13 +106,8 @@ class DecisionRule:
         """Returns the least score of a label that counts, which is `default` if neither the request nor the bundle has a threshold."""
         return self.thresholds.get(label, default if self.default_threshold is None else self.default_threshold)
 
-    def count(self, labels: Sequence[str], score: float) -> None:
-        """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference is calibrated."""
-        if self.metrics is not None and self.calibration is not None:
-            self.metrics.count_prediction(labels, score)
-
-    def decide(self, scored: Sequence[Mapping[str, Any]], answer: Any, *, exclusive: bool) -> Any:
-        """Counts a prediction of labels, and returns the answer, or the decision if the request asks for one.
+    def answer_or_labels(self, scored: Sequence[Mapping[str, Any]], answer: Any, *, exclusive: bool) -> TaskGenerator:
+        """Returns the answer of a task that scores labels, or the decision for labels, like `answer_or_decision`.
 
         Args:
             scored: All labels with their scores, the best first.
@@ -126,9 +118,7 @@ class DecisionRule:
         if self.calibration is None and not self.decision_requested:
             return answer
         label, score = scored[0]["label"], scored[0]["score"]
-        self.count([label] if exclusive else [item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD], score)
-        if not self.decision_requested:
-            return answer
+        predicted = [label] if exclusive else [item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD]
         decision: Any
         if not exclusive:
             decision = [item["label"] for item in scored if item["score"] >= self.threshold_of(item["label"], DEFAULT_THRESHOLD)]
@@ -137,18 +127,23 @@ class DecisionRule:
         else:
             reached_labels = (item["label"] for item in scored if item["score"] >= self.thresholds.get(item["label"], float("inf")))
             decision = next(reached_labels, label if score >= self.threshold_of(label) else None)
-        return self.conclude(decision, answer, score, label)
+        return (yield from self.answer_or_decision(decision, answer, score, [(predicted, score)], label))
 
-    def conclude(self, decision: Any, answer: Any, best: float | None, label: str = "", **more: Any) -> Any:
+    def answer_or_decision(
+        self, decision: Any, answer: Any, best: float | None, predictions: Sequence[ScoredLabels], label: str = "", **more: Any
+    ) -> TaskGenerator:
         """Returns the answer, or the decision as JSON if the request asks for one; it abstains below `min_confidence`.
 
         Args:
             decision: The label, labels, answer or indices; None if the threshold of the best score is not reached.
             answer: The answer without a decision.
             best: The best score; None if there is no score.
+            predictions: The predictions to count. Raw scores do not count, because the reference is calibrated.
             label: The label of the best score, if `decision` can be None.
             more: Further fields of the decision.
         """
+        if self.calibration is not None and predictions:
+            yield Step([], predictions=predictions)
         if not self.decision_requested:
             return answer
         reason = None
@@ -156,8 +151,8 @@ class DecisionRule:
             decision, reason = None, _reason(best, "`min_confidence`", self.min_confidence)
         elif best is not None and decision is None:
             reason = _reason(best, "its threshold", self.threshold_of(label))
-        if decision is None and self.metrics is not None:
-            self.metrics.count_abstention()
+        if decision is None:
+            yield Step([], abstained=True)
         return {"decision": decision, "abstained": decision is None, "reason": reason, "scores": answer, **more}
 
 
@@ -202,7 +197,7 @@ def decision_rule(
         )
     calibration = model.calibration if can_calibrate and requested is not False else None
     if not parameters.decide:
-        return DecisionRule(calibration, model.metrics)
+        return DecisionRule(calibration)
     requested_thresholds, minimum = parameters.threshold, parameters.min_confidence
     stored = calibration.thresholds if calibration is not None and requested_thresholds is None else ()
     for_label_sets = any(item.aim == "coverage" for item in stored)
@@ -224,7 +219,6 @@ def decision_rule(
         )
     return DecisionRule(
         calibration,
-        model.metrics,
         decision_requested=True,
         thresholds=thresholds,
         default_threshold=default_threshold,

@@ -130,9 +130,9 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
     yield Step([], Cost(decision_bytes + sum(ENTRY_BYTES + text_bytes(answer["answer"]) for answer in answers)))
     convert_offsets(answers, read.passage.text, parameters.offset_unit)
     label = "no answer" if best is no_answer else "answer"
-    rule.count([label], best["score"])
     decision = best["answer"] if best["score"] >= rule.threshold_of(label) else None
-    return rule.conclude(decision, answers if rule.decision_requested or parameters.top_k > 1 else best, best["score"], label)
+    result = answers if rule.decision_requested or parameters.top_k > 1 else best
+    return (yield from rule.answer_or_decision(decision, result, best["score"], [([label], best["score"])], label))
 
 
 def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> Floats:

@@ -113,7 +113,7 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     cost = Cost(ENTRY_BYTES * len(encodings) + sum(map(text_bytes, returned_texts)) + rule.decision_bytes)
     rows = yield Step(encodings, cost, truncated=truncated)
     if not rows:
-        return rule.conclude([], [], None)
+        return (yield from rule.answer_or_decision([], [], None, ()))
     logits = np.stack([row["logits"] for row in rows])
     log_odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
@@ -124,12 +124,11 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     ranked: list[dict[str, Any]] = [
         {"index": i, "score": float(scores[i])} | ({"text": input_.texts[i]} if input_.return_text else {}) for i in order
     ]
-    for item in ranked:
-        rule.count([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"])
+    predictions = [([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"]) for item in ranked]
     # the threshold of label sets does not apply to relevance
     least = DEFAULT_THRESHOLD if rule.for_label_sets else rule.threshold_of(name, DEFAULT_THRESHOLD)
     relevant = [item["index"] for item in ranked if item["score"] >= least]
-    return rule.conclude(relevant, ranked, ranked[0]["score"])
+    return (yield from rule.answer_or_decision(relevant, ranked, ranked[0]["score"], predictions))
 
 
 class ScoredText(BaseModel):

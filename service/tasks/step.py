@@ -13,7 +13,6 @@ from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import ModelConfig, Side
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.metrics import ModelMetrics
 from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair
@@ -25,6 +24,9 @@ EMPTY_WARNINGS = ("empty; the text is empty, so its answer has no meaning",)
 # A part of an input that the model reads in one encoding: the name of its text, empty if the input has only one, the index of its first
 # code point, and the index after its last one.
 ReadSpan = tuple[str, int, int]
+
+# The labels of a prediction, which are names of the manifest, and its best calibrated score.
+ScoredLabels = tuple[Sequence[str], float]
 
 
 def window_spans(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
@@ -47,11 +49,14 @@ class Step:
     """Encodings of one input that run before its task continues.
 
     Attributes:
-        encodings: The encodings to run. A step without encodings only adds its cost, which is checked before the task continues.
+        encodings: The encodings to run. A step without encodings only adds its cost, which is checked before the task continues, or
+            reports what the metrics count.
         cost: Cost of the input in addition to these encodings and earlier steps, including the tokens of later steps.
         keep: Index of an encoding and its outputs -> the arrays that the task needs, as copies: the outputs are views of arrays that other
             requests share, and they would stay in memory until the last encoding has run. The default, for a few numbers, copies nothing.
         small_outputs: Whether the task needs only the graph's small outputs, if it has some.
+        predictions: Predictions with calibrated scores, for the metrics. Only later steps set this and `abstained`.
+        abstained: Whether there is no decision, although one was requested.
         truncated: Whether text was cut. Only the first step sets this and the following attributes.
         warnings: Other warnings for the caller, each `topic; message`.
         read_spans: The parts of a text that is cut or read in several windows; empty if the model reads the whole text.
@@ -61,6 +66,8 @@ class Step:
     cost: Cost = ZERO_COST
     keep: Callable[[int, Outputs], Outputs] = all_outputs
     small_outputs: bool = False
+    predictions: Sequence[ScoredLabels] = ()
+    abstained: bool = False
     truncated: bool = False
     warnings: tuple[str, ...] = ()
     read_spans: tuple[ReadSpan, ...] = ()
@@ -74,13 +81,11 @@ class TaskModel:
         tokenizer: Its tokenizer.
         config: Its properties.
         calibration: Its calibration and thresholds; None for raw scores.
-        metrics: Counts predictions; None outside of the service.
     """
 
     tokenizer: Tokenizer
     config: ModelConfig
     calibration: Calibration | None = None
-    metrics: ModelMetrics | None = None
 
 
 P = TypeVar("P")

@@ -82,7 +82,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
         read_spans=window_spans(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
-        return rule.conclude([], [], None, left_out=0)
+        return (yield from rule.answer_or_decision([], [], None, (), left_out=0))
     logits = merge_windows(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(rule.calibrated(logits, "none"), "softmax")
     spans = tokens.offsets_with_marks
@@ -94,8 +94,6 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
         key, all_entities = "entity", list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
         key, all_entities = "entity_group", list(_entities(input_.text, spans, scores, tags, ignored))
-    for entity in all_entities:
-        rule.count([entity[key]], entity["score"])
     entities = [entity for entity in all_entities if entity["score"] >= rule.threshold_of(entity[key])]
     # their number is only known from the outputs
     entity_bytes = sum(ENTRY_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)
@@ -103,7 +101,8 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
     convert_offsets(entities, input_.text, input_.parameters.offset_unit)
     best = max((entity["score"] for entity in all_entities), default=None)  # includes entities that are left out
     decision = list(dict.fromkeys(entity[key] for entity in entities))
-    return rule.conclude(decision, entities, best, left_out=len(all_entities) - len(entities))
+    predictions = [([entity[key]], entity["score"]) for entity in all_entities]
+    return (yield from rule.answer_or_decision(decision, entities, best, predictions, left_out=len(all_entities) - len(entities)))
 
 
 def groups_of(config: ModelConfig) -> list[str]:
