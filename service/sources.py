@@ -24,7 +24,8 @@ from types import FrameType
 from typing import TypeVar
 
 from bertserve.service import __version__
-from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_bundle, is_checkpoint
+from bertserve.service.bundle.checkpoint_files import ADAPTER_CONFIG_FILE, FILE_PATTERNS, MODULES_FILE, is_checkpoint, may_be_hub_id
+from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_bundle
 from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.messages import install_command
@@ -34,8 +35,6 @@ from bertserve.service.settings import ModelSettings
 logger = logging.getLogger("bertserve.sources")
 
 MODULE = "bertserve.export.cli"
-# the files of a checkpoint that bert-export reads, including its card, which the bundle's card quotes
-_CHECKPOINT_PATTERNS = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "README.md")
 _GRAPH_MISSING = 4  # bert-export's exit code if a graph failed and the bundle lacks it
 
 S = TypeVar("S", bound=ModelSettings)
@@ -77,7 +76,7 @@ def read_source(text: str) -> ModelSource:
     location = os.path.expanduser(location) if location.startswith("~") else location
     if os.path.exists(location):
         return _read_folder(text, name, Path(location))
-    if location.count("/") > 1 or location.startswith((".", "/", "~")) or not location.strip("/"):
+    if not may_be_hub_id(location):
         raise SettingsError(f"--model is `{text}`: the folder `{location}` does not exist.")
     hub_id, _, revision = location.partition("@")
     return ModelSource(_check_name(name or hub_id.rpartition("/")[2], text), hub_id, revision or None)
@@ -110,7 +109,7 @@ def _folders(folder: Path) -> Iterator[Path]:
     """Yields the folders of a checkpoint, and of the base model if it is an adapter."""
     for subfolder in _with_modules(folder):
         yield subfolder
-        adapter = _read_json(subfolder / "adapter_config.json")
+        adapter = _read_json(subfolder / ADAPTER_CONFIG_FILE)
         model = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
         if isinstance(model, str) and model and Path(model).is_dir():
             yield from _with_modules(Path(model))
@@ -119,14 +118,14 @@ def _folders(folder: Path) -> Iterator[Path]:
 def _with_modules(folder: Path) -> Iterator[Path]:
     """Yields a folder and the subfolders in its modules.json; other subfolders, such as training steps, do not belong to the checkpoint."""
     yield folder
-    modules = _read_json(folder / "modules.json")
+    modules = _read_json(folder / MODULES_FILE)
     for module in modules if isinstance(modules, list) else []:
         if isinstance(module, dict) and isinstance(path := module.get("path"), str) and path and (folder / path).is_dir():
             yield folder / path
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted({path for pattern in _CHECKPOINT_PATTERNS for path in folder.glob(pattern) if path.is_file()})
+    return sorted({path for pattern in (*FILE_PATTERNS, "*.bin") for path in folder.glob(pattern) if path.is_file()})
 
 
 def _read_json(path: Path) -> object:

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from bertserve.export.checkpoint.sentence_transformers import read_object
 from bertserve.export.checkpoint.weight_files import read_weights
 from bertserve.export.errors import ExportError, UsageError
+from bertserve.service.bundle.checkpoint_files import ADAPTER_CONFIG_FILE
 from bertserve.service.messages import install_command
 from bertserve.service.tasks import classify, question_answering, token_classification
 
-ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER = "adapter_model.safetensors", "adapter_model.bin"  # versions of peft before 0.7 wrote the second one
 
 # peft's task names -> tasks; peft's other tasks are not supported

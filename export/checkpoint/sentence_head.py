@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from bertserve.export.checkpoint.sentence_transformers import (
     DENSE,
-    MODULES_FILE,
     NORMALIZE,
     POOLING,
     TRANSFORMER,
@@ -29,6 +28,7 @@ from bertserve.export.checkpoint.sentence_transformers import (
 )
 from bertserve.export.checkpoint.weight_files import find_weights, read_weights
 from bertserve.export.errors import ExportError
+from bertserve.service.bundle.checkpoint_files import MODULES_FILE
 from bertserve.service.bundle.manifest import VECTOR_OUTPUT, Embedding, Pooling
 
 _FUNCTIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")  # after a Dense layer: classes of `torch.nn` without parameters

@@ -19,10 +19,10 @@ from typing import Any, Literal, Self
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
 
 from bertserve.export.errors import ExportError
+from bertserve.service.bundle.checkpoint_files import MODULES_FILE
 from bertserve.service.bundle.manifest import Similarity
 from bertserve.service.messages import describe_validation_error, quote_names
 
-MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 TRANSFORMER, POOLING, DENSE, NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
 

@@ -20,20 +20,20 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from bertserve.export.checkpoint.lora import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER, LoraAdapter, read_adapter
+from bertserve.export.checkpoint.lora import ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
 from bertserve.export.checkpoint.weight_files import SAFETENSORS, find_weights
 from bertserve.export.errors import ExportError
-from bertserve.service.bundle.files import is_bundle, is_checkpoint
+from bertserve.service.bundle.checkpoint_files import ADAPTER_CONFIG_FILE, FILE_PATTERNS, is_checkpoint, may_be_hub_id
+from bertserve.service.bundle.files import is_bundle
 from bertserve.service.bundle.manifest import Source, TokenTypes
 
 logger = logging.getLogger("bertserve.export")
 MAX_CARD_BYTES = 2**20  # the card is read as a whole, and copied to the bundle
 MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # levels of brackets, each of which takes YAML a millisecond
 
-# no Python files and no other pickles: files that are not downloaded cannot be loaded
-_FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
-_PICKLE_PATTERNS = ("pytorch_model*.bin", PICKLED_ADAPTER)  # downloaded only for a folder that has none of these files
+# downloaded only for a folder that has no safetensors: files that are not downloaded cannot be loaded
+_PICKLE_PATTERNS = ("pytorch_model*.bin", PICKLED_ADAPTER)
 _SAFETENSORS_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", ADAPTER_WEIGHTS_FILE)
 _OPENING, _CLOSING = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken), (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -198,7 +198,7 @@ def _find_folder(source: str, revision: str | None) -> Path:
         raise ExportError(f"`{source}` is a bundle, not a checkpoint; serve it with `bert-serve serve --model {source}`.")
     if Path(source).is_dir():
         return Path(source)
-    if source.count("/") > 1 or source.startswith((".", "/", "~")):
+    if not may_be_hub_id(source):
         raise ExportError(f"the folder `{source}` does not exist.")
     try:
         return _download(source, revision)
@@ -216,7 +216,7 @@ def _download(source: str, revision: str | None) -> Path:
     The hub's `*` also matches `/`. Without the limit it would download the weights of every step that a Trainer pushed (`checkpoint-500/`),
     and those of other formats (`onnx/`, `original/`).
     """
-    folder = Path(snapshot_download(source, revision=revision, allow_patterns=list(_FILE_PATTERNS), ignore_patterns=["*/*"]))
+    folder = Path(snapshot_download(source, revision=revision, allow_patterns=list(FILE_PATTERNS), ignore_patterns=["*/*"]))
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision  # a branch may move between two downloads
 
     def fetch(path: str, patterns: Sequence[str]) -> None:
@@ -226,7 +226,7 @@ def _download(source: str, revision: str | None) -> Path:
 
     subfolders = sorted({path.relative_to(folder).as_posix() for _, path in read_modules(folder)} - {"."})
     for path in subfolders:
-        fetch(path, _FILE_PATTERNS)
+        fetch(path, FILE_PATTERNS)
     for path in (".", *subfolders):
         if not any((folder / path / name).is_file() for name in _SAFETENSORS_FILES):
             fetch(path, _PICKLE_PATTERNS)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from bertserve.service.bundle.checkpoint_files import is_checkpoint
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Manifest
 from bertserve.service.errors import StartError
@@ -27,7 +28,6 @@ CARD_FILE = "README.md"
 # In a tensor with weights in another file, the key `location` and the length of its value. The length of the key, 8, may have a second
 # byte.
 _LOCATION_KEY = re.compile(rb"[\x08\x00]location(?:\x12([\x01-\x7f]))?", re.DOTALL)
-_CHECKPOINT_FILES = ("config.json", "adapter_config.json", "modules.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +192,6 @@ def _bundles_in(folder: Path) -> list[Path]:
 def is_bundle(folder: Path) -> bool:
     """Returns whether a folder has a manifest."""
     return os.path.isfile(folder / MANIFEST_FILE)  # unlike Path's method, it accepts unreadable folders and names that are too long
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """Returns whether a folder has the files of a checkpoint, which differ from those of a bundle."""
-    return any(os.path.isfile(folder / name) for name in _CHECKPOINT_FILES)
 
 
 def _checkpoint_message(checkpoint: Path) -> str:

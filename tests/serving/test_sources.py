@@ -152,15 +152,15 @@ def test_a_bundle_without_int8_is_served_with_a_warning(
     assert len(calls(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("part", ["model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json"])
-def test_a_changed_checkpoint_is_exported_again(part: str, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
+def test_a_changed_checkpoint_is_exported_again(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
     (checkpoint / "modules.json").write_text('[{"path": ""}, {"path": "1_Pooling"}]')
     (checkpoint / "1_Pooling").mkdir()
-    with_sources(settings(tmp_path, "--model", str(checkpoint)))
-    (checkpoint / part).write_bytes(b"{ }")
-    with_sources(settings(tmp_path, "--model", str(checkpoint)))
-
-    assert len(calls(tmp_path)) == 2
+    weights = ("model.safetensors", "pytorch_model-00001-of-00002.bin", "adapter_model.safetensors", "adapter_model.bin")
+    parts = (*weights, "config.json", "tokenizer.json", "vocab.txt", "spiece.model", "README.md", "1_Pooling/config.json")
+    for number, part in enumerate(parts, start=1):
+        (checkpoint / part).write_bytes(b"{ }")
+        with_sources(settings(tmp_path, "--model", str(checkpoint)))
+        assert len(calls(tmp_path)) == number, part
 
 
 @pytest.mark.parametrize(("place", "part"), [("", ""), ("0_Transformer", ""), ("", "0_Transformer")])
