@@ -18,7 +18,7 @@ from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import ExportError
 from bertserve.service.bundle.files import Bundle
 from support import json_lines, raises_exactly, tiny
-from support.app_client import call_fresh, error_of
+from support.app_client import call, error_of
 from support.bundles import Verify, exported
 from support.checkpoints import POSITIONS, SIZES, bert, edit_json, save
 
@@ -42,13 +42,13 @@ def outputs(source: Path, architecture: str, *texts: str) -> Any:
 
 
 def answer_to(bundle: Bundle, path: str, **body: Any) -> Any:
-    response = call_fresh(bundle.path.parent, "POST", path, json=body)
+    response = call(bundle.path.parent, "POST", path, json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def refuse(bundle: Bundle, path: str, **body: Any) -> str:
-    message = error_of(call_fresh(bundle.path.parent, "POST", path, json=body), 422, "invalid_value")
+    message = error_of(call(bundle.path.parent, "POST", path, json=body), 422, "invalid_value")
     assert '"text_pair": ' in message
     return message
 

@@ -17,7 +17,7 @@ from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.tasks import multiple_choice
 from support import families, json_lines
-from support.app_client import call_fresh, error_of
+from support.app_client import call, error_of
 from support.bundles import FAST, Run, Service, Verify, exported, refused
 from support.checkpoints import edit_json, edit_weights
 from support.families import ALL_HEADS, FAMILIES, Family
@@ -245,7 +245,7 @@ PAIR = {"text": FIRST, "text_pair": SECOND}
     ],
 )
 def test_a_model_with_one_type_refuses_pairs(of_singles: Path, path: str, body: Any) -> None:
-    response = call_fresh(of_singles, "POST", path, json=body)
+    response = call(of_singles, "POST", path, json=body)
 
     assert "pairs" in error_of(response, 422, "invalid_value")
 

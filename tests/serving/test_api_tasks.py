@@ -8,7 +8,7 @@ import pytest
 
 from bertserve.service.models.request_progress import Prediction
 from support import tiny
-from support.app_client import LONG, Send, assert_same, call, error_of, error_of_inputs, post, result_of, run_with_client, state_of
+from support.app_client import LONG, Send, assert_same, call, call_once, error_of, error_of_inputs, post, result_of, state_of
 
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
 QUESTION = {"question": "good?", "context": "a great film and a dull book"}
@@ -98,7 +98,7 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
         return Prediction([[]], [], [(0, warning)])
 
     service.registry.get("tiny").predict = predict
-    answer = run_with_client(service, lambda client: client.post("/classify", json={"inputs": "good"}))
+    answer = call_once(service, "POST", "/classify", json={"inputs": "good"})
     assert answer.headers["x-hf-warning"] == r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b"
 
 

@@ -15,7 +15,7 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.tasks import cost
 from support import app_client, raises_exactly, tiny
-from support.app_client import Send, call_fresh, error_of, open_api, post, result, state_of
+from support.app_client import Send, call, error_of, open_api, post, result, state_of
 
 ATTENTION = "/attention"
 HEADS = (2, 3)  # heads of each layer; unequal, as after head pruning
@@ -178,10 +178,10 @@ def test_several_models_with_attention_need_no_default(folder: Path, tmp_path: P
     for name, task in (("one", "fill-mask"), ("two", "feature-extraction")):
         tiny.bundle(tmp_path, name, task=task, attention_heads=HEADS)
     settings = {"allow_implicit_default": False}
-    message = error_of(call_fresh(tmp_path, "POST", ATTENTION, settings=settings, json={"inputs": TEXT}), 404, "not_found")
+    message = error_of(call(tmp_path, "POST", ATTENTION, settings=settings, json={"inputs": TEXT}), 404, "not_found")
 
     assert "`one`, `two`" in message
-    response = call_fresh(tmp_path, "POST", ATTENTION, settings=settings | {"default": {"attention": "two"}}, json={"inputs": TEXT})
+    response = call(tmp_path, "POST", ATTENTION, settings=settings | {"default": {"attention": "two"}}, json={"inputs": TEXT})
     assert (response.status_code, response.headers["x-model"]) == (200, "two")
     with pytest.raises(SettingsError, match=r"`three`.*`attention`"):
         state_of(tmp_path, default={"attention": "three"})

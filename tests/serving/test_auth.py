@@ -21,7 +21,7 @@ from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, Err
 from bertserve.service.auth import Access, Authenticator, new_key
 from bertserve.service.errors import HttpError, SettingsError, UnavailableError
 from support import metric
-from support.app_client import error_of, fake_service, keys, posting, run_with_client, serving, state_of
+from support.app_client import call_once, error_of, fake_service, keys, posting, serving, state_of
 from support.fakes import FakeEngine
 from support.served_socket import until
 
@@ -50,7 +50,7 @@ async def test_health_and_metrics_can_require_the_key(models: Path, options: dic
 def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, authorization: str | None, words: str) -> None:
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
     auth = Authenticator(keys(models.parent, "swordfish"))
-    response = run_with_client(state_of(models), lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers), auth)
+    response = call_once(state_of(models), "POST", "/classify", auth=auth, json={"inputs": "good"}, headers=headers)
     message = error_of(response, 401, "unauthorized")
     assert words in message
     assert "swordfish" not in message

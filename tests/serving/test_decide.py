@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -17,7 +16,7 @@ from bertserve.service.check import check
 from bertserve.service.cli import main
 from bertserve.service.settings import Settings
 from support import metric, tiny
-from support.app_client import call, error_of, error_of_inputs, keys, post, result, result_of, run_with_client, state_of
+from support.app_client import call, error_of, error_of_inputs, keys, post, result, result_of, serving, state_of
 from support.scored import read_rows
 
 TEXTS = ["a good film", "dull", "very bad , not fine", "the book was poor but good"]
@@ -334,19 +333,17 @@ def shape(value: Any) -> Any:
     return [shape(item) for item in value] if isinstance(value, list) else type(value)
 
 
-def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
+async def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
     """Only calibrated scores count, next to the constants of the bundle. Abstentions count for any model."""
     tiny.calibrate(tiny.bundle(tmp_path, "tuned"), {"threshold": 1.0})
     tiny.bundle(tmp_path, "plain", seed=1)
 
-    async def ask_all(client: httpx.AsyncClient) -> tuple[str, Any]:
+    async with serving(state_of(tmp_path, allow_implicit_default=True)) as client:
         answer = await client.post("/models/tuned", json={"inputs": TEXTS, "parameters": {"decide": True}})
         await client.post("/models/tuned", json={"inputs": TEXTS, "parameters": {"calibrated": False}})
         await client.post("/models/plain", json={"inputs": TEXTS, "parameters": {"decide": True, "min_confidence": 1.0}})
-        return (await client.get("/metrics")).text, answer.json()
-
-    page, answer = run_with_client(state_of(tmp_path, allow_implicit_default=True), ask_all)
-    best = [item["scores"][0] for item in answer]
+        page = (await client.get("/metrics")).text
+    best = [item["scores"][0] for item in answer.json()]
     assert metric(page, "scores_total", model="tuned") == metric(page, "predictions_total", model="tuned") == len(TEXTS)
     for edge in range(20):
         expected = sum(edge / 20 <= item["score"] < (edge + 1) / 20 for item in best)
@@ -358,13 +355,11 @@ def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
     assert 'model="plain",from_score' not in page
 
 
-def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
+async def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
     """A label or a score of an earlier version has no share, and no drift is computed from it; nor of a model that is unloaded."""
-    models = tmp_path / "models"
+    models, pages = tmp_path / "models", []
     tiny.calibrate(tiny.bundle(models))
-
-    async def reload(client: httpx.AsyncClient) -> list[str]:
-        pages = []
+    async with serving(state_of(models), Authenticator(admin_key_file=keys(tmp_path, "swordfish"))) as client:
         for change, action in (
             (lambda: tiny.calibrate(models / "tiny", score_counts=[1, 1], label_counts={"neutral": 2}), "load"),
             (lambda: tiny.edit(models / "tiny", lambda fields: fields["graphs"][0].update(calibration=None)), "load"),
@@ -374,10 +369,7 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
             change()
             assert (await client.post(f"/models/tiny/{action}", headers={"authorization": "Bearer swordfish"})).status_code == 200
             pages.append((await client.get("/metrics")).text)
-        return pages
-
-    state = state_of(models)
-    other, without, _, after_unload = run_with_client(state, reload, auth=Authenticator(admin_key_file=keys(tmp_path, "swordfish")))
+    other, without, _, after_unload = pages
     assert metric(other, "reference_predictions", label="neutral") == 1
     assert metric(other, "reference_scores", from_score="0.5") == 0.5
     for page, name, labels in (

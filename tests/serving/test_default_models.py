@@ -1,6 +1,5 @@
 """The default model of a task: chosen by the operator if several models are candidates, and stable while it is loaded."""
 
-import asyncio
 import shutil
 from http import HTTPStatus
 from pathlib import Path
@@ -64,12 +63,14 @@ def test_the_default_is_the_only_candidate_or_the_configured_model(
 
 
 @pytest.mark.parametrize("file_text", ["{}", '{"classify": "a"}'])
-def test_a_broken_model_is_not_a_candidate_and_check_lists_it(tmp_path: Path, file_text: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_broken_model_is_not_a_candidate_and_check_lists_it(
+    tmp_path: Path, file_text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(file_text)
     (folder / "a/tokenizer.json").write_text("{}")
     assert state_of(folder, skip_broken=True).registry.defaults == {"text-classification": "b"}
-    asyncio.run(check(Settings(models=folder, skip_broken=True)))
+    await check(Settings(models=folder, skip_broken=True))
     first, second = capsys.readouterr().out.splitlines()
     assert [first.startswith("b: text-classification"), second.startswith("a: not loaded")] == [True, True]
 
@@ -95,7 +96,7 @@ def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> No
         ('{"embed": "a"}', "`a`"),
     ],
 )
-def test_a_start_refuses_an_invalid_defaults_json_and_each_change_warns_of_it(
+async def test_a_start_refuses_an_invalid_defaults_json_and_each_change_warns_of_it(
     tmp_path: Path, text: str, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
@@ -108,7 +109,7 @@ def test_a_start_refuses_an_invalid_defaults_json_and_each_change_warns_of_it(
     assert value in error.value.message
     assert f"`{folder / DEFAULTS_FILE}` " in error.value.message
     for change in (reloader.refresh(), reloader.load("b"), reloader.unload("b")):
-        asyncio.run(change)
+        await change
     assert caplog.messages.count(f"the next start with these settings will fail: {error.value.message}") == 3
 
 
@@ -122,38 +123,38 @@ def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None
     assert state_of(folders, default={"classify": "b"}).registry.defaults == {"text-classification": "b"}
 
 
-def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="bertserve.loading")
     for number, settings in enumerate(({}, {"allow_implicit_default": True})):
         folder = write(tmp_path / str(number), b=tiny.LABELS)
         state = state_of(folder, **settings)
         write(folder, a=tiny.LABELS)
-        asyncio.run(state.reloader.refresh())
+        await state.reloader.refresh()
         assert state.registry.defaults == {"text-classification": "b"}
         shutil.rmtree(folder / "b")
         tiny.bundle(folder, "b", seed=1)
-        asyncio.run(state.reloader.load("b"))
+        await state.reloader.load("b")
         assert state.registry.for_task("text-classification") is state.registry.get("b")
         assert "the default of /classify" not in caplog.text
     assert caplog.text.count("the next start with these settings will fail: several models can answer /classify") == 2
 
 
 @pytest.mark.parametrize("skip_broken", [True, False])
-def test_a_new_broken_folder_is_part_of_the_next_start_unless_it_is_skipped(
+async def test_a_new_broken_folder_is_part_of_the_next_start_unless_it_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, skip_broken: bool
 ) -> None:
     folder = write(tmp_path, a=tiny.LABELS)
     reloader = state_of(folder, skip_broken=skip_broken).reloader
     (folder / "broken").mkdir()
     (folder / "broken" / "manifest.json").write_text("{}")
-    asyncio.run(reloader.load("a"))
+    await reloader.load("a")
     assert ("the next start with these settings will fail" in caplog.text) is not skip_broken
 
 
-def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})
-    asyncio.run(state.reloader.unload("a"))
+    await state.reloader.unload("a")
     assert state.registry.defaults == {}
     assert "/classify" in caplog.text
     assert "`b`, `c`" in caplog.text
@@ -163,18 +164,18 @@ def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, c
     assert caught.value.status == HTTPStatus.NOT_FOUND
     assert state.registry.for_task("text-classification", "b").name == "b"
     by_name = state_of(folder, allow_implicit_default=True)
-    asyncio.run(by_name.reloader.unload("a"))
+    await by_name.reloader.unload("a")
     assert by_name.registry.defaults == {"text-classification": "b"}
     shutil.rmtree(folder / "a")
-    asyncio.run(state.reloader.refresh())
+    await state.reloader.refresh()
     assert "the next start with these settings will fail: --default makes `a`" in caplog.text
 
 
-def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path) -> None:
+async def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path) -> None:
     """The new version has no entailment label: it remains the default of `/classify`, and `/zero-shot` uses the other model."""
     folder = write(tmp_path, a=NLI, b=NLI)
     state = state_of(folder, default={"classify": "a"})
     shutil.rmtree(folder / "a")
     write(folder, a=tiny.LABELS)
-    asyncio.run(state.reloader.load("a"))
+    await state.reloader.load("a")
     assert state.registry.defaults == {"text-classification": "a", "zero-shot-classification": "b"}

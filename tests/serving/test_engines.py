@@ -18,7 +18,7 @@ from bertserve.service.errors import StartError
 from bertserve.service.models import loading
 from bertserve.service.text.tokenizer import Encoding
 from support import metric, tiny
-from support.app_client import call_fresh, serving, state_of
+from support.app_client import call_once, serving, state_of
 from support.embedded import load
 from support.fakes import FakeEngine
 
@@ -137,8 +137,8 @@ def test_one_multi_thread_disables_the_second_session(tmp_path: Path, monkeypatc
     tiny.bundle(tmp_path, "tiny")
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 16)
 
-    run_facts = call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": threads}).json()["graph"]["multi_threaded_run"]
-    assert run_facts == [None, {"threads": 2, "min_tokens": 16}][threads - 1]
+    graph = call_once(state_of(tmp_path, multi_threads=threads), "GET", "/models/tiny").json()["graph"]
+    assert graph["multi_threaded_run"] == [None, {"threads": 2, "min_tokens": 16}][threads - 1]
 
 
 def model() -> CostModel:

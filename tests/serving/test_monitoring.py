@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from support import ROOT, tiny
-from support.app_client import run_with_client, serving, state_of
+from support.app_client import call_once, serving, state_of
 from support.replica import ServeProcess, running
 
 PROMETHEUS = ROOT / "deploy/prometheus"
@@ -46,12 +46,9 @@ def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     tiny.calibrate(tiny.bundle(folder))
     (tiny.bundle(folder, "broken") / "tokenizer.json").write_text("{}")
 
-    async def check(client: httpx.AsyncClient) -> str:
-        await client.post("/classify", json={"inputs": "good", "parameters": {"decide": True, "threshold": 1.0}})
-        return (await client.get("/metrics")).text
-
-    page = run_with_client(state_of(folder, skip_broken=True), check)
-    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    service = state_of(folder, skip_broken=True)
+    call_once(service, "POST", "/classify", json={"inputs": "good", "parameters": {"decide": True, "threshold": 1.0}})
+    samples = [sample for family in text_string_to_metric_families(service.metrics.render().decode()) for sample in family.samples]
     return {"up": set()} | {sample.name: set(sample.labels) for sample in samples}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bertserve.service.auth import Authenticator
 from support import tiny
-from support.app_client import Send, keys, open_api, post, result, run_with_client, state_of
+from support.app_client import Send, call_once, keys, open_api, post, result, state_of
 
 EMBEDDINGS = "/v1/embeddings"
 RERANKS = ["/v1/rerank", "/v2/rerank"]
@@ -110,7 +110,7 @@ def test_errors_of_other_paths_have_the_service_format(api: Send) -> None:
 
 def test_a_missing_key_has_an_error_in_the_openai_format(models: Path) -> None:
     auth = Authenticator(keys(models.parent, "swordfish"))
-    answer = run_with_client(state_of(models), lambda client: client.get("/v1/models"), auth=auth)
+    answer = call_once(state_of(models), "GET", "/v1/models", auth=auth)
 
     assert "Authorization" in openai_error(answer, 401, "authentication_error", "unauthorized")
 

@@ -1,6 +1,5 @@
 """Execution providers: options, the folder of TensorRT engines, and errors for unavailable providers; no test needs a GPU."""
 
-import asyncio
 import ctypes
 import logging
 import math
@@ -22,7 +21,7 @@ from bertserve.service.models import loading
 from bertserve.service.providers import GpuOptions
 from bertserve.service.text.tokenizer import Encoding
 from support import raises_exactly, tiny
-from support.app_client import call_fresh, state_of
+from support.app_client import call_once, state_of
 from support.fakes import record_runs
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
@@ -240,10 +239,10 @@ def test_an_allowed_fallback_is_logged_and_reported(
     settings = {"provider": "cuda", "precision": "fp16", "allow_provider_fallback": True}
 
     with caplog.at_level(logging.WARNING, logger="bertserve.loading"):
-        page = call_fresh(models, "GET", "/info", settings=settings).json()
+        page = call_once(state_of(models, **settings), "GET", "/info").json()
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["SERVING ON THE CPU"]
     assert [page["machine"][name] for name in ("requested_provider", "provider", "gpu")] == ["cuda", "cpu", None]
-    model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
+    model = call_once(state_of(models, **settings), "GET", "/models/tiny").json()
     assert [model[name] for name in ("requested_provider", "provider", "precision")] == ["cuda", "cpu", "fp32"]
 
 
@@ -272,7 +271,7 @@ def test_a_queue_that_is_smaller_than_a_batch_is_refused(
         ("fp16", {"workers": 3}, 1, 16384),
     ],
 )
-def test_a_gpu_has_defaults_of_its_own(
+async def test_a_gpu_has_defaults_of_its_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -299,5 +298,5 @@ def test_a_gpu_has_defaults_of_its_own(
 
     # a model that is loaded later has the limit of its own precision
     tiny.edit(tmp_path / "tiny", lambda fields: fields["graphs"][0].update(precision="fp16"))
-    asyncio.run(service.reloader.refresh())
+    await service.reloader.refresh()
     assert service.registry.models["tiny"].max_batch_tokens == flags.get("max_batch_tokens", 16384)

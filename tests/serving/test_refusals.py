@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support import metric, tiny
-from support.app_client import busy_client, call, error_of, fake_service, post, run_with_client, sent_for, serving, state_of, until_queued
+from support.app_client import busy_client, call, call_once, error_of, fake_service, post, sent_for, serving, state_of, until_queued
 from support.fakes import FakeEngine
 from support.served_socket import until
 
@@ -77,7 +77,7 @@ async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path
 @pytest.mark.parametrize(("inputs", "name"), [("poor", "inputs"), (["good", "bad", "poor"], "inputs[2]")])
 def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str) -> None:
     service = fake_service(models, FakeEngine(guilty_token=tiny.VOCABULARY.index("poor")))
-    message = error_of(run_with_client(service, lambda client: client.post("/classify", json={"inputs": inputs})), 500, "engine")
+    message = error_of(call_once(service, "POST", "/classify", json={"inputs": inputs}), 500, "engine")
     assert message.startswith(f"{name}: ") and message.endswith(" GuiltyToken.")
 
 
@@ -88,7 +88,7 @@ def test_an_unexpected_error_reveals_nothing(models: Path, caplog: pytest.LogCap
     service = state_of(models)
     service.registry.get("tiny").predict = fail
     headers = {"x-request-id": "r-1"}
-    response = run_with_client(service, lambda client: client.post("/classify", json={"inputs": SECRET}, headers=headers))
+    response = call_once(service, "POST", "/classify", json={"inputs": SECRET}, headers=headers)
     assert SECRET not in error_of(response, 500, "internal")
     assert SECRET not in caplog.text
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]

@@ -210,7 +210,7 @@ async def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Pat
         error_of(await client.post("/models/nobody/load", headers=ADMIN), 404, "not_found")
 
 
-def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("broken", "gone", "same"):
         tiny.bundle(models, name)
     state = state_of(models, default={"classify": "same"})
@@ -221,7 +221,7 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     tiny.bundle(models, "tiny", seed=1)
     tiny.bundle(models, "new")
     (models / "broken/tokenizer.json").write_text("{}")
-    asyncio.run(reloader.refresh())
+    await reloader.refresh()
     after = state.registry.models
 
     assert list(after) == ["broken", "new", "same", "tiny"]
@@ -229,22 +229,22 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     assert "model broken" in caplog.text
     assert list(state.registry.broken) == ["broken"]
     with pytest.raises(InvalidValueError) as error:
-        asyncio.run(reloader.load("broken"))
+        await reloader.load("broken")
     cause = error.value.__cause__
     assert isinstance(cause, StartError)
     assert cause.__cause__ is not cause
     shutil.rmtree(models / "broken")
-    asyncio.run(reloader.refresh())
+    await reloader.refresh()
     assert (list(state.registry.broken), list(state.registry.models)) == ([], ["new", "same", "tiny"])
     after = state.registry.models
     shutil.rmtree(models)
-    asyncio.run(reloader.refresh())
+    await reloader.refresh()
     assert list(after) == list(state.registry.models)
     assert "cannot reload" in caplog.text
 
 
 @pytest.mark.parametrize("error", [MemoryError("swordfish"), RuntimeError("can't start new thread")])
-def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
+async def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     models: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     load = loading.load_model
@@ -260,18 +260,18 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     for name in ("first", "second"):
         tiny.bundle(models, name)
     shutil.rmtree(models / "gone")
-    asyncio.run(state.reloader.refresh())
+    await state.reloader.refresh()
     assert (list(state.registry.models), list(state.registry.broken)) == (["second", "tiny"], ["first"])
     assert metric(state.metrics.render().decode(), "broken_models", model="first") == 1
     [message] = [record.getMessage() for record in caplog.records if "fail_to_load (test_reload.py:" in record.getMessage()]
     assert type(error).__name__ in message
     assert str(error) not in caplog.text
     with pytest.raises(InvalidValueError, match=type(error).__name__):
-        asyncio.run(state.reloader.load("first"))
+        await state.reloader.load("first")
 
 
 @pytest.mark.parametrize("what", ["twins", "not a name"])
-def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, what: str) -> None:
+async def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, what: str) -> None:
     other = tmp_path / "other"
     tiny.bundle(other, "second")
     state = state_of(f"{models},{other}", allow_implicit_default=True)
@@ -280,24 +280,24 @@ def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, 
     else:
         (models / what).mkdir()
     with pytest.raises(InvalidValueError) as error:
-        asyncio.run(state.reloader.load("tiny" if what == "twins" else what))
+        await state.reloader.load("tiny" if what == "twins" else what)
     reason = error.value.message.partition(": ")[2]
     assert len(reason) > 20
     assert str(tmp_path) not in error.value.message
     assert list(state.registry.models) == ["second", "tiny"]
 
 
-def test_a_folder_that_cannot_be_a_model_does_not_affect_others(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_folder_that_cannot_be_a_model_does_not_affect_others(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = state_of(models)
     old = state.registry.get("tiny")
     (models / "new model").mkdir()
     shutil.rmtree(models / "tiny")
     tiny.bundle(models, "tiny", seed=1)
-    asyncio.run(state.reloader.refresh())
+    await state.reloader.refresh()
     first = state.registry.get("tiny")
     assert "new model" in caplog.text
     (models / "config.json").write_text("{}")  # as in a checkpoint
-    second = asyncio.run(state.reloader.load("tiny"))
+    second = await state.reloader.load("tiny")
     assert len({old, first, second}) == 3
     assert list(state.registry.models) == ["tiny"]
 

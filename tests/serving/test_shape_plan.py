@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import onnx
 import pytest
@@ -19,7 +18,7 @@ from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.text.tokenizer import Encoding
 from support import metric, raises_exactly, tiny
-from support.app_client import assert_same, run_with_client, state_of
+from support.app_client import assert_same, serving, state_of
 from support.fakes import FakeRunner, record_runs
 
 ROWS = {8: (1, 2, 4, 6), 16: (1, 3), 32: (1, 2)}
@@ -159,7 +158,7 @@ def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
         files.load_bundle(path)
 
 
-def serve_texts(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]:
+async def serve_texts(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]:
     """Returns a service's answers to many texts, the shapes of its runs, and the shapes of its warm-up."""
     feeds: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -168,19 +167,17 @@ def serve_texts(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], s
     warm = shapes_of(feeds)
     feeds.clear()
 
-    async def send(client: httpx.AsyncClient) -> Any:
+    async with serving(service) as client:
         response = await client.post("/classify", json={"inputs": TEXTS})
         page = (await client.get("/metrics")).text
-        assert metric(page, "tokens_total") == sum(feed["input_ids"].size for feed in feeds)  # real and padding tokens
-        return response.json()
-
-    return run_with_client(service, send), shapes_of(feeds), warm
+    assert metric(page, "tokens_total") == sum(feed["input_ids"].size for feed in feeds)  # real and padding tokens
+    return response.json(), shapes_of(feeds), warm
 
 
-def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:
+async def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:
     plan = PLAN.model_dump(mode="json")
-    exact = serve_texts(tiny.bundle(tmp_path / "exact").parent, 64)
-    answer, shapes, warm = serve_texts(edit_graph(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)
+    exact = await serve_texts(tiny.bundle(tmp_path / "exact").parent, 64)
+    answer, shapes, warm = await serve_texts(edit_graph(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)
 
     shapes_of_plan = set(PLAN.within(40).all_shapes)
     assert warm == shapes_of_plan

@@ -21,7 +21,7 @@ from bertserve.service.app_state import AppState
 from bertserve.service.errors import EngineError, RefusedError
 from bertserve.service.models.request_progress import Prediction
 from support import metric, slow, tiny
-from support.app_client import assert_same, call, error_of, fake_service, posting, run_with_client, serving, state_of
+from support.app_client import assert_same, call, call_once, error_of, fake_service, posting, serving, state_of
 from support.fakes import FakeEngine, record_runs
 from support.replica import running
 from support.served_socket import until
@@ -294,7 +294,7 @@ def stream_failing(models: Path, failure: Exception) -> tuple[list[str], int]:
     service, predict = state_of(models), AsyncMock(side_effect=failure)
     service.registry.get("tiny").predict = predict
     content, headers = to_lines({"inputs": "a"}, {"inputs": 1}), LINES | {"x-request-timeout-ms": "300"}
-    answer = run_with_client(service, lambda client: client.post("/classify", content=content, headers=headers))
+    answer = call_once(service, "POST", "/classify", content=content, headers=headers)
     return [error["error_type"] for error in from_lines(answer)], predict.await_count
 
 

@@ -23,7 +23,7 @@ from bertserve.service.process import check_requirements
 from bertserve.service.settings import Settings
 from bertserve.service.tracing import Tracer
 from support import tiny
-from support.app_client import busy_client, fake_service, run_with_client, serving, state_of, until_queued
+from support.app_client import busy_client, call_once, fake_service, serving, state_of, until_queued
 from support.fakes import FakeEngine, ManualClock
 from support.replica import running
 
@@ -239,7 +239,7 @@ def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, col
     engine = FakeEngine(guilty_token=tiny.VOCABULARY.index("bad"))
     with tracing(collector) as tracer:
         service = replace(fake_service(models, engine), tracer=tracer)
-        assert run_with_client(service, lambda client: client.post("/classify", json={"inputs": "bad"})).status_code == 500
+        assert call_once(service, "POST", "/classify", json={"inputs": "bad"}).status_code == 500
     batch, server = collector.one("batch tiny"), collector.one("POST /classify")
     assert (values(batch)["error.type"], batch.status.code) == ("EngineError", Status.STATUS_CODE_ERROR)
     assert (values(server)["error.type"], server.status.code) == ("500", Status.STATUS_CODE_ERROR)

@@ -17,7 +17,7 @@ import pytest
 from bertserve.service.build import build
 from bertserve.service.settings import Settings
 from support import metric, slow, wait_until
-from support.app_client import error_of, run_with_client
+from support.app_client import call_once, error_of
 from support.replica import BERT_SERVE, ServeProcess, running
 
 pytestmark = pytest.mark.serial
@@ -54,11 +54,8 @@ def count_answers(client: httpx.Client) -> float:
 
 
 def test_info_has_the_totals_and_the_share_of_the_worker(models: Path) -> None:
-    async def info(client: httpx.AsyncClient) -> Any:
-        return (await client.get("/info")).json()
-
     settings = Settings(models=models, workers=2, threads=3, max_batch_tokens=64, max_queue_tokens=1001)
-    page = run_with_client(build(settings, index=1), info)
+    page = call_once(build(settings, index=1), "GET", "/info").json()
 
     assert (page["limits"]["threads"], page["limits"]["max_queue_tokens"]) == (3, 1001)
     assert page["worker"] == {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "threads": 1}

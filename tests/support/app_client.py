@@ -4,11 +4,11 @@ import asyncio
 import atexit
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pytest
@@ -23,8 +23,6 @@ from bertserve.service.settings import Settings
 from support.fakes import FakeEngine
 from support.served_socket import until
 
-T = TypeVar("T")
-Check = Callable[[httpx.AsyncClient], Awaitable[T]]
 Send = Callable[..., httpx.Response]
 LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice the limit of a tiny bundle
 
@@ -46,16 +44,6 @@ async def serving(service: AppState, auth: Authenticator | None = None) -> Async
         await service.stop(0)
 
 
-def run_with_client(service: AppState, check: Check[T], auth: Authenticator | None = None) -> T:
-    """Returns the result of `check`, which runs with a client of the application for at most 20 seconds."""
-
-    async def run() -> T:
-        async with serving(service, auth) as client:
-            return await asyncio.wait_for(check(client), 20)
-
-    return asyncio.run(run())
-
-
 def keys(folder: Path, *lines: str) -> Path:
     """Writes a file of keys, and returns its path."""
     path = folder / "keys"
@@ -70,11 +58,14 @@ def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | Non
     return _loop().run(asyncio.wait_for(client.request(method, path, **request), 20))
 
 
-def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
-    """Returns the response to one request of a new service: for tests that patch a part of the service or examine its start."""
-    return run_with_client(
-        state_of(models, **{"allow_implicit_default": True} | (settings or {})), lambda client: client.request(method, path, **request)
-    )
+def call_once(service: AppState, *request: Any, auth: Authenticator | None = None, **options: Any) -> httpx.Response:
+    """Returns the response to the only request of a service: for tests that change a part of the service."""
+
+    async def answer() -> httpx.Response:
+        async with serving(service, auth) as client:
+            return await asyncio.wait_for(client.request(*request, **options), 20)
+
+    return asyncio.run(answer())
 
 
 @dataclass(frozen=True)
