@@ -93,14 +93,14 @@ def validate_as(body_type: type[B], value: Any, limits: Limits, ignores: Ignores
             count=body.count,
             max_inputs=limits.max_inputs,
         )
-    if body.top_k_is_limited and body.parameters is not None and body.parameters.top_k > limits.max_top_k:
+    if body.top_k_is_limited and (parameters := getattr(body, "parameters", None)) is not None and parameters.top_k > limits.max_top_k:
         raise TooLargeError(
             "`top_k` is {top_k} and {max_top_k} is allowed; make it smaller; the operator can raise --max-top-k.",
-            top_k=CallerValue(body.parameters.top_k),
+            top_k=CallerValue(parameters.top_k),
             max_top_k=limits.max_top_k,
         )
-    for index, item in enumerate(body.items):
-        for text in body.texts_of(item):
+    for index, texts in enumerate(body.texts_by_input()):
+        for text in texts:
             if len(text) > limits.max_chars:
                 error = TooLargeError(
                     "the text has {chars} characters and {max_chars} are allowed; split it; the operator can raise --max-chars.",

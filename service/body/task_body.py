@@ -7,7 +7,7 @@ An unknown name is an error, because it would have no effect. `ClosedModel` chec
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -99,7 +99,7 @@ class ClosedModel(BaseModel):
 
 
 class TaskBody(BaseModel):
-    """Base of all request bodies. Most have `inputs` and `parameters`; those in other services' formats have no `parameters`."""
+    """Base of all request bodies: its inputs are the value of one field, alone or in a list. Most bodies also have `parameters`."""
 
     # Class of the `parameters`, from the field; one without fields if there are none.
     parameters_type: ClassVar[type[ClosedModel]] = ClosedModel
@@ -109,14 +109,10 @@ class TaskBody(BaseModel):
     top_k_is_limited: ClassVar[bool] = False
     # Whether a single input gets the same answer as a list of one, as clients of this path expect.
     always_list: ClassVar[bool] = False
-    # The field that errors about an input name.
+    # The field of the inputs.
     input_name: ClassVar[str] = "inputs"
 
     model: Annotated[str | None, Field(description="Name of the model, if several can do the task.")] = None
-    # only for type checkers, because some bodies have other fields instead
-    if TYPE_CHECKING:
-        inputs: Any
-        parameters: Any
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -135,24 +131,24 @@ class TaskBody(BaseModel):
     @functools.cached_property
     def items(self) -> Sequence[Any]:
         """The inputs as a list."""
-        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+        inputs = getattr(self, self.input_name)
+        return inputs if isinstance(inputs, list) else [inputs]
 
     @property
     def is_list(self) -> bool:
-        """Whether the caller sent a list."""
-        return isinstance(self.inputs, list)
+        """Whether the caller sent a list, which gets a list of answers."""
+        return isinstance(getattr(self, self.input_name), list)
 
     @property
     def count(self) -> int:
         """Number of texts, pairs or questions in the body."""
         return len(self.items)
 
-    def texts_of(self, item: Any) -> Iterable[str]:
-        """Returns the texts of one input that count for the limit of characters: the input, its fields, and the texts in its lists."""
-        if isinstance(item, str):
-            return [item]
-        values = [value if isinstance(value, list) else [value] for _, value in item]
-        return [text for value in values for text in value if isinstance(text, str)]
+    def texts_by_input(self) -> Iterator[Iterable[str]]:
+        """Yields the texts of each input that count for the limit of characters: the input, its fields, and the texts in its lists."""
+        for item in self.items:
+            values = [item] if isinstance(item, str) else [value for _, value in item]
+            yield [text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns the inputs with their parameters, as the task's function takes them; `config` has the model's own settings."""

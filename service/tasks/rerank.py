@@ -7,14 +7,15 @@ the logit, so the sigmoid of the logit is the score here too. `LABEL_0` and `LAB
 would reverse the order.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, Field
 
 from bertserve.service.body.task_body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config
-from bertserve.service.bundle.manifest import Activation, ModelConfig
+from bertserve.service.bundle.manifest import Activation, ModelConfig, Side
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
@@ -38,32 +39,46 @@ def relevant_label(labels: Sequence[str]) -> int | None:
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
 
-class QueryBody(TaskBody):
-    """Base of bodies with a query and its texts; both together are one item, with one list as its result."""
+@dataclass(slots=True)
+class RerankInput:
+    """A query, the texts to rank, and the options of `RerankBody`.
 
-    query: Annotated[str, Field(description="The query to rank by.")]
+    Attributes:
+        must_fit: Whether a pair that is too long is an error; otherwise it is truncated.
+        truncation_side: The end to truncate; None for the model's own.
+    """
 
-    # only for type checkers, because the field of a body has the name of its format
-    if TYPE_CHECKING:
-        texts: Any
-
-    @property  # type: ignore[misc]  # a field of most bodies
-    def inputs(self) -> Any:
-        """The query with its texts, as the only input."""
-        return self
+    query: str
+    texts: Sequence[str]
+    parameters: CalibratedDecisionParameters = field(default_factory=CalibratedDecisionParameters)
+    raw_scores: bool = False
+    return_text: bool = False
+    must_fit: bool = False
+    truncation_side: Side | None = None
 
     @property
-    def count(self) -> int:
-        """Number of texts to rank."""
-        return len(self.texts)
+    def chars(self) -> int:
+        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
+        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
 
-    def texts_of(self, item: Any) -> Iterable[str]:
-        """Returns the query and the texts."""
-        return (self.query, *self.texts)
+
+class QueryBody(TaskBody):
+    """Base of bodies with a query and the texts to rank; all of them together are one input, with one list as its result."""
+
+    query: Annotated[str, Field(description="The query to rank by.")]
+    is_list: ClassVar[bool] = False
+
+    def ranked_texts(self) -> list[str]:
+        """Returns the texts to rank."""
+        raise NotImplementedError
+
+    def texts_by_input(self) -> Iterator[Sequence[str]]:
+        """Yields the query and the texts."""
+        yield self.query, *self.ranked_texts()
 
 
 class RerankBody(QueryBody):
-    """Body of a rerank request in the format of Text Embeddings Inference, and the input of the task."""
+    """Body of a rerank request in the format of Text Embeddings Inference."""
 
     model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
     input_name: ClassVar[str] = "texts"
@@ -75,37 +90,37 @@ class RerankBody(QueryBody):
     truncation_direction: TruncationDirection = None
     parameters: CalibratedDecisionParameters | None = None
 
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
-        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
+    def ranked_texts(self) -> list[str]:
+        """Returns the texts to rank."""
+        return self.texts
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
-        """Returns the body, which is its only input."""
-        return [self]
+        """Returns the only input."""
+        parameters = self.parameters or self.default_parameters
+        must_fit, side = self.truncate is False, self.truncation_direction
+        return [RerankInput(self.query, self.texts, parameters, self.raw_scores, self.return_text, must_fit, side)]
 
 
-def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
+def rerank(input_: RerankInput, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score}` of each text, and `text` on request, best first by their logits; equal ones keep the order of the texts.
 
     Each text forms a pair with the query; if a pair is too long, the longer text is truncated first. The rows have the output `logits`,
     float32 [1], or [2] for a model with two labels.
 
     Raises:
-        InvalidValueError: A pair is too long and `truncate` is false.
+        InvalidValueError: A pair is too long and must fit.
     """
     config = model.config
     label = relevant_label(config.labels)
     assert label is not None, "a derived task runs only on compatible models"
     name = config.labels[label]
-    parameters = input_.parameters or input_.default_parameters
-    rule = decision_rule(parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
+    rule = decision_rule(input_.parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
     encodings, truncated = encode_pairs(
         model.tokenizer,
         input_.query,
         input_.texts,
-        side=input_.truncation_direction,
-        must_fit=input_.truncate is False,
+        side=input_.truncation_side,
+        must_fit=input_.must_fit,
         field="texts",
         option="truncate",
     )

@@ -21,7 +21,7 @@ FLOOR = 0.98
 MAX_SCORE_ERROR = 0.05
 
 
-def request_of(case: dict[str, Any]) -> rerank.RerankBody:
+def request_of(case: dict[str, Any]) -> rerank.RerankInput:
     """Returns the task request of a case, parsed from JSON as in the service."""
     [request] = embedded.parse(rerank.TASK, case["request"]).task_inputs(RERANK.manifest)
     return request

@@ -80,13 +80,13 @@ def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float
     for activation, (expected, logits_) in cases.items():
         head = Head(labels=tuple(names), activation=activation)
         for raw, numbers in ((False, expected), (True, logits_)):
-            items = decode(rerank, rerank.RerankBody(query="query", texts=texts, raw_scores=raw), logits(*values), head)
+            items = decode(rerank, rerank.RerankInput("query", texts, raw_scores=raw), logits(*values), head)
             assert dict(enumerate(numbers.tolist())) == {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in items}
             assert all(a["score"] >= b["score"] for a, b in pairwise(items))
 
 
 def test_logits_give_the_order_where_all_scores_are_1() -> None:
-    request = rerank.RerankBody(query="query", texts=["a", "b", "c"])
+    request = rerank.RerankInput("query", ["a", "b", "c"])
     answer = decode(rerank, request, logits((18.0,), (20.0,), (19.0,)), Head(labels=("LABEL_0",)))
     assert [(item["index"], item["score"]) for item in answer] == [(1, 1.0), (2, 1.0), (0, 1.0)]
 

@@ -4,7 +4,6 @@
 """
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -51,10 +50,10 @@ def test_windows_start_from_the_end(left: Tokenizer) -> None:
 
 
 def test_a_request_overrides_the_truncation_side(left: Tokenizer, tokenizer: Tokenizer) -> None:
-    direction: Any = {"truncation_direction": "right"}
+    right = embed.EmbedParameters(truncation_direction="right")
     for task, override, plain in (
-        (embed, embed.EmbedInput(TEXT, embed.EmbedParameters(**direction)), embed.EmbedInput(TEXT, embed.EmbedParameters())),
-        (rerank, rerank.RerankBody(query="a", texts=[TEXT], **direction), rerank.RerankBody(query="a", texts=[TEXT])),
+        (embed, embed.EmbedInput(TEXT, right), embed.EmbedInput(TEXT, embed.EmbedParameters())),
+        (rerank, rerank.RerankInput("a", [TEXT], truncation_side="right"), rerank.RerankInput("a", [TEXT])),
         (classify, replace(classify_input(TEXT), truncation_side="right"), classify_input(TEXT)),
     ):
         cut_right, override_cut, cut_left = (

@@ -1,6 +1,5 @@
 """A test-only base task that counts the tokens of two texts. It shows what the file of a new task in service/tasks contains."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -49,10 +48,6 @@ class ToyBody(TaskBody):
 
     inputs: Annotated[ToyPair | list[ToyPair], Field(description="Two texts, or a list of such pairs.")]
     parameters: ToyParameters | None = None
-
-    def texts_of(self, item: Any) -> Sequence[str]:
-        """Returns both texts."""
-        return item.left, item.right
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per pair."""

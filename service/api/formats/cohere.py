@@ -48,14 +48,13 @@ class DocumentsBody(rerank.QueryBody):
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
 
-    @property  # type: ignore[misc]  # a field of `/rerank`
-    def texts(self) -> list[str]:
-        """The texts of the documents."""
+    def ranked_texts(self) -> list[str]:
+        """Returns the texts of the documents."""
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns the only input."""
-        return [rerank.RerankBody.model_validate({"query": self.query, "texts": self.texts})]
+        return [rerank.RerankInput(self.query, self.ranked_texts())]
 
 
 def read_rerank(raw: bytes, request: RequestContext) -> Call:

@@ -171,7 +171,7 @@ def _single(task: str) -> list[str]:
 
 def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -> list[str]:
     """Returns the outputs of a task: all that a model has, or those for a body."""
-    parameters = None if body is None else body.parameters
+    parameters = getattr(body, "parameters", None)
     pooling = manifest.embedding and (getattr(parameters, "pooling", None) or manifest.embedding.pooling)
     if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64" or getattr(parameters, "decide", False):
         return [JSON_OUTPUT]  # a list of vectors, a text or a decision per input
@@ -186,7 +186,7 @@ def _output_values(task: str, names: Sequence[str], results: Sequence[Any], body
     if "label" in names:
         values = {key: [result[0][key] for result in results] for key in ("label", "score")}
     if "scores" in names:
-        labels = body.parameters.candidate_labels if task == zero_shot.TASK else manifest.labels
+        labels = body.parameters.candidate_labels if isinstance(body, zero_shot.ZeroShotBody) else manifest.labels
         by_label = [{item["label"]: item["score"] for item in result} for result in results]
         values["scores"] = np.array([[scored[label] for label in labels] for scored in by_label]).reshape(-1, len(labels))
     if "embedding" in names:

@@ -62,11 +62,6 @@ class EmbeddingsBody(TaskBody):
     dimensions: embed.Dimensions = None
     user: Annotated[str | None, Field(description="Has no effect.")] = None
 
-    @property  # type: ignore[misc]  # a field of most bodies
-    def inputs(self) -> str | list[str]:
-        """The texts."""
-        return self.input
-
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per text.
 

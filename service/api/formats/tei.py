@@ -3,7 +3,7 @@
 Its `/embed`, `/rerank` and `/similarity` are paths of the service itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -65,9 +65,9 @@ class SequencesBody(TaskBody):
             return [[self.inputs]]
         return self.inputs if self.is_list else [self.inputs]
 
-    def texts_of(self, item: Any) -> Iterable[str]:
-        """Returns the one or two texts of an item."""
-        return item
+    def texts_by_input(self) -> Iterator[list[str]]:
+        """Yields each text or pair."""
+        yield from self.items
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per text or pair."""
