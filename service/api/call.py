@@ -13,7 +13,7 @@ from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction, truncation_warning
-from bertserve.service.tasks.step import ReadSpan
+from bertserve.service.text.tokenizer import ReadSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
 JSON_HEADERS: Headers = ((b"content-type", b"application/json"),)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
 from bertserve.service.tasks.cost import ZERO_COST, Cost
-from bertserve.service.tasks.step import ReadSpan, ScoredLabels, Step, TaskGenerator
-from bertserve.service.text.tokenizer import Encoding
+from bertserve.service.tasks.step import ScoredLabels, Step, TaskGenerator
+from bertserve.service.text.tokenizer import Encoding, ReadSpan
 
 if TYPE_CHECKING:
     from bertserve.service.tracing import RequestSpan

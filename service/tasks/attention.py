@@ -18,8 +18,9 @@ from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import ENTRY_BYTES, NUMBER_BYTES, Cost, text_bytes
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs, too_long_error
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
+from bertserve.service.text.windows import too_long_error
 
 TASK = "attention"
 OUTPUT = "attentions"  # output of the graphs

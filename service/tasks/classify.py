@@ -20,10 +20,10 @@ from bertserve.service.tasks.cost import ENTRY_BYTES, Cost, longest_label
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
-from bertserve.service.tasks.step import EMPTY_WARNINGS, ReadSpan, Step, TaskGenerator, TaskModel, TextInput, too_long_error, window_spans
+from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel, TextInput
 from bertserve.service.tasks.task_spec import TaskSpec
-from bertserve.service.text.tokenizer import Tokenizer, Tokens
-from bertserve.service.text.windows import kept_of_pair, windows
+from bertserve.service.text.tokenizer import ReadSpan, Tokenizer, Tokens
+from bertserve.service.text.windows import kept_of_pair, too_long_error, windows
 from bertserve.service.text.words import Unit, words_of
 
 TASK = "text-classification"
@@ -135,11 +135,11 @@ def _cut(
     if parameters.window is not None:  # each window of a pair has the whole first text and a part of the second
         remedy = "shorten the first text" if len(lengths) > 1 else ""
         ranges = windows(lengths[-1], room - sum(lengths[:-1]), parameters.stride, side, remedy=remedy)
-        return [[*map(range, lengths[:-1]), token_range] for token_range in ranges], window_spans(tokens[-1], ranges, fields[-1])
+        return [[*map(range, lengths[:-1]), token_range] for token_range in ranges], tokens[-1].read_spans(ranges, fields[-1])
     if not parameters.truncation:
         raise too_long_error(sum(lengths), room, "or set `truncation` to true or `window` to `mean` or `max`")
     kept = kept_of_pair(lengths[0], sum(lengths[1:]), room, input_.truncation_side or side)[: len(lengths)]
-    spans = [window_spans(text_tokens, [part], field)[0] for field, text_tokens, part in zip(fields, tokens, kept, strict=True)]
+    spans = [text_tokens.read_spans([part], field)[0] for field, text_tokens, part in zip(fields, tokens, kept, strict=True)]
     return [list(kept)], tuple(spans)
 
 

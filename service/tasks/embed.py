@@ -29,10 +29,10 @@ from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.messages import quote_names
 from bertserve.service.tasks.cost import ENTRY_BYTES, NUMBER_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel, too_long_error
+from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.text.windows import kept_tokens
+from bertserve.service.text.windows import kept_tokens, too_long_error
 
 
 def select_layers(layers: Layers | list[int] | None, embedding: Embedding) -> tuple[int, ...]:
@@ -117,6 +117,12 @@ class EmbedInput:
         return len(self.prompt) + len(self.text) + compared
 
 
+def embedding_settings(config: ModelConfig) -> Embedding:
+    """Returns the settings of a model that embeds texts."""
+    assert config.embedding is not None, "every manifest of an embedding model has it"
+    return config.embedding
+
+
 def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: ModelConfig) -> list[EmbedInput]:
     """Returns one input per text, with the caller's choices and the bundle's defaults.
 
@@ -124,8 +130,7 @@ def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: Mode
         InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions, or layers are requested without a pooling of
             tokens.
     """
-    embedding = config.embedding
-    assert embedding is not None, "every manifest of an embedding model has it"
+    embedding = embedding_settings(config)
     pooling = parameters.pooling or embedding.pooling
     if pooling == "graph" and parameters.layers is not None:
         raise InvalidValueError("`layers` needs `pooling`, because the model's own pooling is for its last layer; set `pooling` too.")
@@ -214,8 +219,7 @@ def _token_vectors(input_: EmbedInput, row: Outputs, config: ModelConfig) -> Flo
     """Returns the vectors of all tokens, float32 [length, values], from the chosen layers."""
     if not input_.layers:
         return row["last_hidden_state"]
-    embedding = config.embedding
-    assert embedding is not None, "every manifest of an embedding model has it"
+    embedding = embedding_settings(config)
     values = row[embedding.layers_output]  # the vectors of all layers in a row
     layers = values.reshape(len(values), embedding.layer_count, -1)[:, list(input_.layers)]
     if input_.parameters.combine == "concat":
@@ -265,8 +269,7 @@ class EmbedBody(EmbedOptions, TaskBody):
 
 
 def _widths(manifest: Manifest) -> dict[str, int]:
-    embedding = manifest.embedding
-    assert embedding is not None, "every manifest of an embedding model has it"
+    embedding = embedding_settings(manifest)
     vector_width = {} if embedding.vector_dimensions is None else {VECTOR_OUTPUT: embedding.vector_dimensions}
     return {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions} | vector_width
 

@@ -17,8 +17,9 @@ from bertserve.service.body.task_body import LIST_LIMIT, ClosedModel, OneOf, Tas
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
+from bertserve.service.tasks.pairs import encode_pairs, longest_first
 from bertserve.service.tasks.rerank import ScoredText
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, encode_pairs
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "multiple-choice"
@@ -65,10 +66,8 @@ def rank_choices(input_: MultipleChoiceInput, model: TaskModel) -> TaskGenerator
     Raises:
         InvalidValueError: A pair is too long and `truncation` is false.
     """
-    must_fit = not input_.parameters.truncation
-    encodings, truncated = encode_pairs(
-        model.tokenizer, input_.first, input_.second_texts, must_fit=must_fit, field="choices", option="truncation"
-    )
+    cut = longest_first(model.tokenizer, must_fit=not input_.parameters.truncation, field="choices", option="truncation")
+    encodings, truncated = encode_pairs(model.tokenizer, input_.first, input_.second_texts, cut)
     cost = Cost(ENTRY_BYTES * len(input_.choices) + sum(map(text_bytes, input_.choices)))
     rows = yield Step(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")

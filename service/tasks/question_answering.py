@@ -23,7 +23,7 @@ from bertserve.service.tasks.cost import ENTRY_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, DecisionRule, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs, window_spans
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import default_stride, windows
@@ -95,7 +95,7 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
     is_summed = parameters.duplicates == "sum"
     rule = decision_rule(parameters, model, can_calibrate=not is_summed, probabilities=not is_summed)
     read = windows_of(input_, model.tokenizer)
-    spans = window_spans(read.passage, read.token_ranges, "context") if len(read.token_ranges) > 1 else ()
+    spans = read.passage.read_spans(read.token_ranges, "context") if len(read.token_ranges) > 1 else ()
     rows = yield Step(read.encodings, _cost(read, parameters), copy_outputs, read_spans=spans)
     collector: SummedAnswers | BestAnswers = (SummedAnswers if is_summed else BestAnswers)(
         read.passage, top_k=parameters.top_k, align_to_words=parameters.align_to_words

@@ -20,7 +20,8 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import activate, best_first
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, encode_pairs
+from bertserve.service.tasks.pairs import encode_pairs, longest_first
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "text-ranking"
@@ -115,15 +116,8 @@ def rerank(input_: RerankInput, model: TaskModel) -> TaskGenerator:
     assert label is not None, "a derived task runs only on compatible models"
     name = config.labels[label]
     rule = decision_rule(input_.parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
-    encodings, truncated = encode_pairs(
-        model.tokenizer,
-        input_.query,
-        input_.texts,
-        side=input_.truncation_side,
-        must_fit=input_.must_fit,
-        field="texts",
-        option="truncate",
-    )
+    cut = longest_first(model.tokenizer, input_.truncation_side, must_fit=input_.must_fit, field="texts", option="truncate")
+    encodings, truncated = encode_pairs(model.tokenizer, input_.query, input_.texts, cut)
     returned_texts = input_.texts if input_.return_text else []
     cost = Cost(ENTRY_BYTES * len(encodings) + sum(map(text_bytes, returned_texts)) + rule.decision_bytes)
     rows = yield Step(encodings, cost, truncated=truncated)

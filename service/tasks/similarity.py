@@ -35,9 +35,8 @@ def compare(input_: embed.EmbedInput, model: TaskModel) -> TaskGenerator:
         small_outputs=input_.own_pooling,
         truncated=any(truncated for _, truncated in encoded),
     )
-    assert model.config.embedding is not None, "every manifest of an embedding model has it"
     vectors = np.stack([row["vector"] for row in rows])
-    return _SIMILARITIES[model.config.embedding.similarity](vectors[0], vectors[1:]).tolist()
+    return _SIMILARITIES[embed.embedding_settings(model.config).similarity](vectors[0], vectors[1:]).tolist()
 
 
 # each returns the similarities of a vector, float32 [values], and others, float32 [others, values], as sentence-transformers does

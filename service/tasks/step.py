@@ -1,37 +1,25 @@
-"""Step: what a task's function yields, encodings for the graph to run; and the type of such a function.
+"""The interface of a task's function: its input, the model, and the steps that it yields, encodings for the graph to run.
 
 A task is a generator function. It turns an input into encodings and yields them; the scheduler runs them together with encodings of other
 inputs and sends back one row of outputs per encoding. The function can yield again, or return the result. It uses no threads or ONNX.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import ModelConfig, Side
-from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import ZERO_COST, Cost
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
-from bertserve.service.text.windows import kept_of_pair
+from bertserve.service.text.tokenizer import Encoding, ReadSpan, Tokenizer
 
 # Warnings for an input whose texts are empty or only white space. Its tokens do not say this: some tokenizers make tokens of white space,
 # and others belong to a prompt.
 EMPTY_WARNINGS = ("empty; the text is empty, so its answer has no meaning",)
 
-# A part of an input that the model reads in one encoding: the name of its text, empty if the input has only one, the index of its first
-# code point, and the index after its last one.
-ReadSpan = tuple[str, int, int]
-
 # The labels of a prediction, which are names of the manifest, and its best calibrated score.
 ScoredLabels = tuple[Sequence[str], float]
-
-
-def window_spans(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
-    """Returns the spans of a text's windows; `windows` has the tokens of each window."""
-    return tuple((field, *tokens.range_offsets(window)) if window else (field, 0, 0) for window in windows)
 
 
 def all_outputs(_: int, row: Outputs) -> Outputs:
@@ -117,41 +105,3 @@ class TextInput(Generic[P]):
 
 TaskGenerator = Generator[Step, Sequence[Outputs], Any]
 TaskFunction = Callable[[Any, TaskModel], TaskGenerator]
-
-
-def too_long_error(total: int, room: int, remedy: str) -> InvalidValueError:
-    """Returns the error of a text of `total` tokens in place of at most `room`; `remedy` ends its sentence."""
-    return InvalidValueError(
-        "the text has {total} tokens and the model takes {room}; shorten it, {remedy}.", total=total, room=room, remedy=remedy
-    )
-
-
-def encode_pairs(
-    tokenizer: Tokenizer, first: str, others: Iterable[str], *, side: Side | None = None, must_fit: bool, field: str, option: str
-) -> tuple[list[Encoding], bool]:
-    """Returns the encodings of a text with each other text, and whether a pair is truncated, the longer text first.
-
-    `side` is the end to truncate; None for the model's own. For the error, `field` has the other texts, and `option` truncates.
-
-    Raises:
-        InvalidValueError: A pair is too long and `must_fit` is true.
-    """
-    room, encodings, truncated = tokenizer.max_text_tokens(pair=True), [], False
-    texts = tokenizer.tokenize_lazily(chain([first], others))
-    a = next(texts)
-    for index, b in enumerate(texts):
-        total = len(a) + len(b)
-        if total > room and must_fit:
-            raise InvalidValueError(
-                "`{field}[{index}]` has {total} tokens together with the other text of its pair, and the model takes {room}; shorten them, "
-                "or set `{option}` to true.",
-                field=field,
-                index=index,
-                total=total,
-                room=room,
-                option=option,
-            )
-        truncated |= total > room
-        kept_a, kept_b = kept_of_pair(len(a), len(b), room, side or tokenizer.spec.truncation_side)
-        encodings.append(tokenizer.assemble(a.ids[kept_a.start : kept_a.stop], b.ids[kept_b.start : kept_b.stop]))
-    return encodings, truncated

@@ -18,7 +18,7 @@ from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ENTRY_BYTES, ENTRY_US, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs, window_spans
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
@@ -30,8 +30,8 @@ OUTSIDE = "O"
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Returns a tag's letter and its type; a tag without a letter is only a type."""
-    return (tag[0], tag[2:]) if tag[1:2] == "-" and tag[0] in TAG_LETTERS else ("", tag)
+    """Returns a tag's letter and its type; a tag without a letter, or without a type after it, is only a type."""
+    return (tag[0], tag[2:]) if tag[1:2] == "-" and tag[2:] and tag[0] in TAG_LETTERS else ("", tag)
 
 
 TASK = "token-classification"
@@ -79,7 +79,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
         encodings,
         Cost(decode_us=(ENTRY_US if strategy == "none" else GROUPED_TOKEN_US) * len(tokens)),
         copy_outputs,
-        read_spans=window_spans(tokens, token_ranges) if len(token_ranges) > 1 else (),
+        read_spans=tokens.read_spans(token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
         return (yield from rule.answer_or_decision([], [], None, (), left_out=0))

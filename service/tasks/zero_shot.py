@@ -20,6 +20,7 @@ from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import Decided, DecisionParameters, decision_rule
 from bertserve.service.tasks.decoding import activate
+from bertserve.service.tasks.pairs import encode_pairs
 from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel, TextInput
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
@@ -91,23 +92,21 @@ def classify_zero_shot(input_: TextInput[ZeroShotParameters], model: TaskModel) 
     """
     config, parameters, labels = model.config, input_.parameters, input_.parameters.candidate_labels
     rule = decision_rule(parameters, model, labels, can_calibrate=False)
-    tokenizer, template = model.tokenizer, parameters.hypothesis_template
-    hypotheses = tokenizer.tokenize_lazily([input_.text, *(template.replace(PLACEHOLDER, label) for label in labels)])
-    text = next(hypotheses)
-    room, encodings, truncated = tokenizer.max_text_tokens(pair=True), [], False
-    for label, hypothesis in zip(labels, hypotheses, strict=True):
-        text_room = room - len(hypothesis)
-        if text_room < min(len(text), 1):
+    tokenizer, room = model.tokenizer, model.tokenizer.max_text_tokens(pair=True)
+
+    def cut_text(index: int, text: int, hypothesis: int) -> tuple[range, range]:
+        if room - hypothesis < min(text, 1):
             raise InvalidParameterError(
                 "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {room} are allowed; "
                 "shorten the label or `hypothesis_template`.",
-                label=CallerValue(label),
-                hypothesis_count=len(hypothesis),
+                label=CallerValue(labels[index]),
+                hypothesis_count=hypothesis,
                 room=room - 1,
             )
-        truncated |= len(text) > text_room
-        token_range = kept_tokens(len(text), text_room, tokenizer.spec.truncation_side)
-        encodings.append(tokenizer.assemble(text.ids[token_range.start : token_range.stop], hypothesis.ids))
+        return kept_tokens(text, room - hypothesis, tokenizer.spec.truncation_side), range(hypothesis)
+
+    hypotheses = [parameters.hypothesis_template.replace(PLACEHOLDER, label) for label in labels]
+    encodings, truncated = encode_pairs(tokenizer, input_.text, hypotheses, cut_text)
     # some clients get the text with the labels
     cost = Cost(text_bytes(input_.text) + sum(ENTRY_BYTES + text_bytes(label) for label in labels) + rule.decision_bytes)
     rows = yield Step(encodings, cost, truncated=truncated, warnings=() if input_.text.strip() else EMPTY_WARNINGS)

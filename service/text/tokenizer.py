@@ -23,6 +23,9 @@ from bertserve.service.bundle.manifest import SpecialPart, TokenizerSpec
 from bertserve.service.errors import EngineError, InvalidValueError, StartError
 
 TokenIds = Sequence[int]
+# A part of an input that the model reads in one encoding: the name of its text, empty if the input has only one, the index of its first
+# code point, and the index after its last one.
+ReadSpan = tuple[str, int, int]
 INLINE_CHARS = 600  # characters that are tokenized on the event loop: about 0.2 ms, at 0.3 us per character
 GROUP_CHARS = 2**16  # characters that are tokenized in one call, unless a single text is longer
 
@@ -49,9 +52,10 @@ class Tokens:
         """Start and end of each token in the text, in code points, end exclusive."""
         return self.library_encoding.offsets
 
-    def range_offsets(self, token_range: range) -> tuple[int, int]:
-        """Returns the start of the first token in `token_range`, at least one, and the end of the last; it does not read the others."""
-        return self.library_encoding.token_to_chars(token_range.start)[0], self.library_encoding.token_to_chars(token_range.stop - 1)[1]
+    def read_spans(self, token_ranges: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
+        """Returns the spans of ranges of tokens, such as the windows of the text; it reads only the offsets at their ends."""
+        offsets = self.library_encoding.token_to_chars
+        return tuple((field, offsets(part.start)[0], offsets(part.stop - 1)[1]) if part else (field, 0, 0) for part in token_ranges)
 
     @property
     def offsets_with_marks(self) -> list[tuple[int, int]]:

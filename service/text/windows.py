@@ -24,6 +24,13 @@ def kept_tokens(count: int, keep: int, side: Side) -> range:
     return range(count - keep, count) if side == "left" else range(keep)
 
 
+def too_long_error(total: int, room: int, remedy: str) -> InvalidValueError:
+    """Returns the error of a text of `total` tokens in place of at most `room`; `remedy` ends its sentence."""
+    return InvalidValueError(
+        "the text has {total} tokens and the model takes {room}; shorten it, {remedy}.", total=total, room=room, remedy=remedy
+    )
+
+
 def kept_of_pair(a: int, b: int, room: int, side: Side) -> tuple[range, range]:
     """Returns the ranges of two texts' tokens that are kept if the pair is cut to `room` tokens, the longer text first."""
     keep_a, keep_b = truncate_longest_first(a, b, room)

@@ -12,7 +12,7 @@ import pytest
 
 from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.decoding import activate
-from bertserve.service.tasks.step import TextInput, window_spans
+from bertserve.service.tasks.step import TextInput
 from golden import cases
 from support import embedded
 from support.task_runs import decode, encode, ner_input
@@ -28,7 +28,7 @@ def answer(request: TextInput[token_classification.TokenClassificationParameters
     batch, (tokens,) = encode(token_classification, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
     cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
     assert [encoding.ids[1:-1].tolist() for encoding in batch.encodings] == [tokens.ids[span.start : span.stop] for span in cuts]
-    assert batch.read_spans == (window_spans(tokens, cuts) if len(cuts) > 1 else ())
+    assert batch.read_spans == (tokens.read_spans(cuts) if len(cuts) > 1 else ())
     rows = []
     for encoding, window in zip(batch.encodings, windows, strict=False):
         logits = np.zeros((len(encoding), LABELS), dtype=np.float32)
