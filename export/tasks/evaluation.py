@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from bertserve.service.tasks.token_classification import OUTSIDE, split_tag
+
 # names of metrics in `--min-metric`
 ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "F1", "macro F1", "micro F1"
 MATTHEWS, PEARSON, SPEARMAN = "Matthews correlation", "Pearson correlation", "Spearman correlation"
@@ -69,16 +71,15 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> se
     spans: list[Span] = []
     open_ = False
     for tag, (start, end) in zip(tags, offsets, strict=True):
-        if tag == "O":
+        if tag == OUTSIDE:
             open_ = False
             continue
-        prefixed = re.fullmatch(r"([BIESLU])-(.+)", tag)
-        kind, label = (prefixed[1], prefixed[2]) if prefixed else ("I", tag)
-        if open_ and kind in "IEL" and spans[-1][2] == label:
+        letter, label = split_tag(tag)
+        if open_ and letter in ("", "I", "E", "L") and spans[-1][2] == label:
             spans[-1] = (spans[-1][0], end, label)
         else:
             spans.append((start, end, label))
-        open_ = kind in "BI"
+        open_ = letter in ("", "B", "I")
     return set(spans)
 
 

@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from bertserve.service.tasks.token_classification import OUTSIDE, split_tag
+
 # the letters of BIOES, BILOU, BMES and BMEWO, and their spelling in a tag
 _SCHEMES = ("BIES", "BILU", "BMES", "BMEW")
 _SPELLINGS = dict(zip("BIMELSUW", "BIIELSUS", strict=True))
-_OUTSIDE = "O"
 _FORMS = (re.compile(r"(?P<letter>[a-zA-Z])[\W_](?P<type>.+)"), re.compile(r"(?P<type>.+)[\W_](?P<letter>[a-zA-Z])"))
 
 
@@ -52,7 +53,7 @@ def _letters_by_label(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _inside(labels: Sequence[str]) -> list[str]:
-    return [label for label in labels if label.upper() != _OUTSIDE]
+    return [label for label in labels if label.upper() != OUTSIDE]
 
 
 def _by_type(labels: Iterable[str], form: re.Pattern[str]) -> dict[str, dict[str, str]]:
@@ -71,8 +72,8 @@ def _within(types: Mapping[str, Mapping[str, str]], letters: set[str]) -> dict[s
 def _tag(label: str, letters: Mapping[str, tuple[str, str]]) -> str:
     if label in letters:
         return "-".join(letters[label])
-    if letters and label.upper() == _OUTSIDE:
-        return _OUTSIDE
+    if letters and label.upper() == OUTSIDE:
+        return OUTSIDE
     # as the type of a tag, a name keeps its hyphen; in a model with tags, the pipeline drops other labels' part before the first hyphen
-    is_name = "-" in label if not letters else re.fullmatch("[BIESLU]-.+", label)
+    is_name = "-" in label if not letters else split_tag(label)[0]
     return f"I-{label}" if is_name else label
