@@ -1,54 +1,65 @@
-"""Rounds weights to int8 with one scale per column by GPTQ.
+"""Rounds the matrix of a linear layer to int8 by GPTQ, with one scale per column, and corrects its bias.
 
 GPTQ (Frantar et al. 2022, arXiv:2210.17323) rounds the rows of a matrix one after the other, and changes the remaining rows so that
 they compensate the effect of each rounding on the outputs.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertserve.export.int8.activations import Activations
+from bertserve.export.int8.scales import (
+    MAX_INT8,
+    MAX_INT16,
+    SAMPLE_ROWS,
+    ActivationParams,
+    blocks,
+    largest_pair,
+    output_scales,
+    round_to_nearest,
+)
 from bertserve.service.tasks.decoding import Floats
 
-MAX_INT8 = 127
-MAX_INT16 = 2**15 - 1
 FactoredHessian = tuple[NDArray[np.int64], torch.Tensor]  # the order in which rows are rounded, and the factor of the inverse in it
 
 
-def output_blocks(outputs: int, size: int = 4096) -> Iterator[slice]:
-    """Yields the outputs of a matrix, its columns, in blocks; temporaries for all outputs of a large vocabulary would need gigabytes."""
-    return (slice(start, min(start + size, outputs)) for start in range(0, outputs, size))
+@dataclass(frozen=True)
+class LayerParams:
+    """The quantization of an activation and the matrix that reads it. A weight is stored as `round(weight * smoothing / weight_scale)`.
 
-
-def output_scales(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
-    """Returns each output's scale, float32 [outputs], large enough that no CPU saturates on values like the calibration values.
-
-    Without VNNI, x86 multiplies u8 by s8 and adds *pairs* of products in 16 bits, saturating. A column whose largest pair could
-    get beyond this range gets a larger scale. A text with values beyond those of calibration can still saturate some sums.
-    `quantized_peak` is the largest quantized activation of each input, a row of the matrix, uint8 [inputs].
+    Attributes:
+        input_params: The parameters of the activation.
+        weight: The weights, int8 [inputs, outputs].
+        weight_scale: Scales of the columns, float32 [outputs].
+        bias: The bias, corrected by the mean error of quantization, float32 [outputs].
+        by_gptq: Whether the weights were rounded by GPTQ instead of to nearest.
     """
-    scales = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / MAX_INT8
-    # one step of margin per row of the pair, because rounding may go up
-    limit = MAX_INT16 - 2 * 255
-    return (scales * np.maximum(_largest_pair(weight, quantized_peak) / scales / limit, 1)).astype(np.float32)
+
+    input_params: ActivationParams
+    weight: NDArray[np.int8]
+    weight_scale: Floats
+    bias: Floats
+    by_gptq: bool
 
 
-def _largest_pair(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
-    """Returns the largest magnitude of a sum of a pair of products in each column, float32 [outputs]."""
-    products = weight * quantized_peak[:, None].astype(np.float32)
-    if len(products) % 2:
-        products = np.concatenate([products, np.zeros_like(products[:1])])
-    even, odd = products[::2], products[1::2]
-    positive = np.maximum(even, 0) + np.maximum(odd, 0)
-    negative = np.minimum(even, 0) + np.minimum(odd, 0)
-    return np.maximum(positive.max(axis=0), -negative.min(axis=0))
-
-
-def round_to_nearest(weight: Floats, scales: Floats) -> NDArray[np.int8]:
-    """Returns `weight / scales` rounded to the nearest integer, int8 of the same shape."""
-    return np.clip(np.rint(weight / scales), -MAX_INT8, MAX_INT8).astype(np.int8)
+def quantize_weight(weight: Floats, bias: Floats, observed: Activations, input_params: ActivationParams, *, use_gptq: bool) -> LayerParams:
+    """Returns the matrix, float32 [inputs, outputs], in int8 with a corrected bias, float32 [outputs]. GPTQ takes longest."""
+    rows = observed.rows(None if use_gptq else SAMPLE_ROWS) * weight.any(axis=1)  # rows of zeros are computed elsewhere, in float
+    approximated = input_params.dequantized(rows)
+    before, after = rows.mean(axis=0), approximated.mean(axis=0)
+    del rows
+    hessian = factor_hessian(approximated) if use_gptq else None
+    quantized = np.empty(weight.shape, dtype=np.int8)
+    scales, corrected = np.empty_like(bias), np.empty_like(bias)
+    for block in blocks(weight.shape[1]):
+        smoothed = weight[:, block] * input_params.smoothing[:, None]
+        scales[block] = output_scales(smoothed, input_params.quantized_peak)
+        quantized[:, block] = round_weight(smoothed, scales[block], input_params.quantized_peak, hessian)
+        corrected[block] = bias[block] + before @ weight[:, block] - after @ (quantized[:, block] * scales[block])
+    return LayerParams(input_params, quantized, scales, corrected, hessian is not None)
 
 
 def factor_hessian(activations: Floats) -> FactoredHessian | None:
@@ -77,7 +88,7 @@ def round_weight(weight: Floats, scales: Floats, quantized_peak: NDArray[np.uint
     order, factor = hessian
     quantized = np.empty(weight.shape, dtype=np.int8)
     quantized[order] = _round_rows(torch.from_numpy(weight[order]), torch.from_numpy(scales), factor)
-    return np.where(_largest_pair(quantized.astype(np.float32), quantized_peak) > MAX_INT16, round_to_nearest(weight, scales), quantized)
+    return np.where(largest_pair(quantized.astype(np.float32), quantized_peak) > MAX_INT16, round_to_nearest(weight, scales), quantized)
 
 
 def _round_rows(updated: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor) -> NDArray[np.int8]:

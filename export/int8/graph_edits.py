@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import CONTRIB, Linear, as_linear, float_array, linear_with_bias, linears_by_input
-from bertserve.export.int8 import gptq
-from bertserve.export.int8.quantization_params import LayerParams
+from bertserve.export.int8.gptq import LayerParams
+from bertserve.export.int8.scales import quantize_table
 from bertserve.service.tasks.decoding import Floats
 
 # Number of hidden units of a feed-forward block, and of input channels of a matrix, that are computed in float. Twice as many were slower,
@@ -172,23 +172,12 @@ def emit_embeddings(graph: ir.Graph) -> int:
         array = rewrite.constant_array(table)
         if array is None or array.dtype != np.float32:
             continue
-        quantized_rows, scales = _quantize_rows(array)
-        rows = rewrite.add_constant(graph, f"{table.name}/rows", quantized_rows)
+        rows, scales = quantize_table(array)
+        stored_rows = rewrite.add_constant(graph, f"{table.name}/rows", rows)
         row_scales = rewrite.add_constant(graph, f"{table.name}/row_scales", scales)
         tape = ir.tape.Tape()
-        quantized, scale = (tape.op("Gather", [value, node.inputs[1]]) for value in (rows, row_scales))
+        quantized, scale = (tape.op("Gather", [value, node.inputs[1]]) for value in (stored_rows, row_scales))
         floats = tape.op("Mul", [tape.op("Cast", [quantized], {"to": ir.DataType.FLOAT}), scale])
         ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [floats])
         count += 1
     return count
-
-
-def _quantize_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Returns the rows as int8 with the same shape, and their scales, float32 [rows, 1]."""
-    quantized = np.empty(table.shape, dtype=np.int8)
-    scales = np.empty((len(table), 1), dtype=np.float32)
-    for start in range(0, len(table), MIN_TABLE_ROWS):  # temporaries for the table of a large vocabulary would need gigabytes
-        block = table[start : start + MIN_TABLE_ROWS]
-        block_scales = (np.maximum(np.abs(block).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8).astype(np.float32)
-        quantized[start : start + MIN_TABLE_ROWS], scales[start : start + MIN_TABLE_ROWS] = np.rint(block / block_scales), block_scales
-    return quantized, scales

@@ -26,7 +26,8 @@ from bertserve.export.graph.rewrite import Linear
 from bertserve.export.inference import Feed
 from bertserve.export.int8 import graph_edits
 from bertserve.export.int8.activations import Activations, observe
-from bertserve.export.int8.quantization_params import ActivationParams, LayerParams, choose_activation_params, quantize_weight
+from bertserve.export.int8.gptq import LayerParams, quantize_weight
+from bertserve.export.int8.scales import ActivationParams, choose_activation_params
 from bertserve.export.int8.sensitivity import measure_sensitivity
 from bertserve.export.progress import parallel_map
 
@@ -43,7 +44,6 @@ class Int8Layer:
 
     Attributes:
         linear: The layer in the graph.
-        producer: The operator that computes the activation.
         shares_matrix: Whether other activations are multiplied by the same matrix. They have the same samples and parameters.
         observed: The activation on the calibration texts.
         params: The quantization parameters of the activation.
@@ -52,12 +52,17 @@ class Int8Layer:
     """
 
     linear: Linear
-    producer: str | None
     shares_matrix: bool
     observed: Activations
     params: ActivationParams
     sensitivity: float = nan
     float_part: Literal["FloatUnits", "FloatInputs"] | None = None
+
+    @property
+    def producer(self) -> str | None:
+        """The operator that computes the activation."""
+        node = self.linear.input.producer()
+        return None if node is None else node.op_type
 
     @property
     def is_worth_smoothing(self) -> bool:
@@ -134,13 +139,13 @@ def _observe_layers(model: ir.Model, path: Path, feeds: Sequence[Feed], samples:
     observed = observe(model, linears, path, feeds, samples)
     shared = {tensor for group in rewrite.group_by_weight(linears) for tensor in group}
 
-    def layer(tensor: str) -> Int8Layer:
-        params = choose_activation_params(linears[tensor].arrays()[0], observed[tensor], smooth=True)
-        producer = linears[tensor].input.producer()
-        operator = None if producer is None else producer.op_type
-        return Int8Layer(linears[tensor], operator, tensor in shared, observed[tensor], params)
+    def choose(tensor: str) -> ActivationParams:
+        return choose_activation_params(linears[tensor].arrays()[0], observed[tensor], smooth=True)
 
-    return dict(zip(linears, parallel_map(layer, linears, "choose scales", unit="matrices"), strict=True))
+    first_tensors = {layer.weight: tensor for tensor, layer in reversed(linears.items())}
+    results = parallel_map(choose, first_tensors.values(), "choose scales", unit="matrices")
+    params = dict(zip(first_tensors, results, strict=True))
+    return {tensor: Int8Layer(layer, tensor in shared, observed[tensor], params[layer.weight]) for tensor, layer in linears.items()}
 
 
 def _measure_sensitivities(model: ir.Model, layers: Layers, path: Path, feeds: Sequence[Feed]) -> Layers:

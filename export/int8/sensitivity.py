@@ -17,8 +17,8 @@ from bertserve.export import inference
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import Linear
 from bertserve.export.inference import Feed
-from bertserve.export.int8.gptq import output_blocks
-from bertserve.export.int8.quantization_params import LayerParams
+from bertserve.export.int8.gptq import LayerParams
+from bertserve.export.int8.scales import blocks
 from bertserve.export.progress import parallel_map
 from bertserve.service.tasks.decoding import Floats
 
@@ -87,7 +87,7 @@ def _changes(layer: Linear, quant: LayerParams, inputs: Sequence[Floats]) -> lis
     rows = np.concatenate([x.reshape(-1, x.shape[-1]) for x in inputs])
     approximated = quant.input_params.dequantized(rows)
     change = np.empty((len(rows), weight.shape[1]), dtype=np.float32)
-    for block in output_blocks(weight.shape[1]):
+    for block in blocks(weight.shape[1]):
         int8_outputs = approximated @ (quant.weight[:, block] * quant.weight_scale[block])
         change[:, block] = int8_outputs - rows @ weight[:, block] + (quant.bias - bias)[block]
     ends = np.cumsum([x.size // x.shape[-1] for x in inputs])

@@ -7,9 +7,9 @@ import pytest
 
 from bertserve.export import inference
 from bertserve.export.graph import rewrite
-from bertserve.export.int8 import activations, graph_edits, quantization_params, sensitivity
+from bertserve.export.int8 import activations, gptq, graph_edits, scales, sensitivity
 from bertserve.export.int8.activations import observe, observe_tensors
-from bertserve.export.int8.quantization_params import LayerParams
+from bertserve.export.int8.gptq import LayerParams
 from bertserve.export.int8_texts import BUILT_IN_TEXTS, read_texts
 from support.staged import Staged, run
 
@@ -72,8 +72,8 @@ def quantized(staged: Staged, folder: Path) -> dict[str, LayerParams]:
     params = {}
     for x, layer in layers.items():
         weight, bias = layer.arrays()
-        input_params = quantization_params.choose_activation_params(weight, observation[x], smooth=True)
-        params[x] = quantization_params.quantize_weight(weight, bias, observation[x], input_params, use_gptq=False)
+        input_params = scales.choose_activation_params(weight, observation[x], smooth=True)
+        params[x] = gptq.quantize_weight(weight, bias, observation[x], input_params, use_gptq=False)
     return params
 
 

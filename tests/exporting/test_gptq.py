@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16, factor_hessian, output_scales, round_to_nearest, round_weight
+from bertserve.export.int8.gptq import factor_hessian, round_weight
+from bertserve.export.int8.scales import MAX_INT8, MAX_INT16, output_scales, round_to_nearest
 
 pytestmark = pytest.mark.torch
 

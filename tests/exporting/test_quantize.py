@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 from bertserve.export import inference, int8_texts
 from bertserve.export.errors import ExportError
 from bertserve.export.graph import rewrite
-from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
 from bertserve.export.int8.graph_edits import MIN_TABLE_ROWS, emit_embeddings
 from bertserve.export.int8.quantize import quantize
+from bertserve.export.int8.scales import MAX_INT8, MAX_INT16
 from support import raises_exactly
 from support.checkpoints import bert, edit_weights
 from support.staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, run, stage

@@ -1,4 +1,4 @@
-"""Chooses the quantization of an activation and the matrix that reads it: smoothing, scales, rounded weights, corrected bias.
+"""Chooses all scales of int8: one per activation, with smoothing and a zero point; one per column of a matrix; one per row of a table.
 
 SmoothQuant (Xiao et al. 2022, arXiv:2211.10438) divides each channel of an activation by a smoothing factor and multiplies the row
 of the matrix that reads it by the same factor: `(x / s) @ (s * weight) = x @ weight`. A larger migration strength alpha moves more of the
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.export.int8.activations import Activations
-from bertserve.export.int8.gptq import factor_hessian, output_blocks, output_scales, round_to_nearest, round_weight
 from bertserve.service.tasks.decoding import Floats
 
+MAX_INT8 = 127
+MAX_INT16 = 2**15 - 1
 SAMPLE_ROWS = 512  # rows on which scales are compared; each candidate runs on them, so fewer than twice as many are used
 
 
@@ -60,31 +61,12 @@ class ActivationParams:
         return approximated
 
 
-@dataclass(frozen=True)
-class LayerParams:
-    """The quantization of an activation and the matrix that reads it. A weight is stored as `round(weight * smoothing / weight_scale)`.
-
-    Attributes:
-        input_params: The parameters of the activation.
-        weight: The weights, int8 [inputs, outputs].
-        weight_scale: Scales of the columns, float32 [outputs].
-        bias: The bias, corrected by the mean error of quantization, float32 [outputs].
-        by_gptq: Whether the weights were rounded by GPTQ instead of to nearest.
-    """
-
-    input_params: ActivationParams
-    weight: NDArray[np.int8]
-    weight_scale: Floats
-    bias: Floats
-    by_gptq: bool
-
-
 def choose_activation_params(weight: Floats, observed: Activations, *, smooth: bool) -> ActivationParams:
     """Returns the smoothing and scale with the smallest error of some of the matrix's outputs, on some rows of the calibration texts.
 
     `weight` is the matrix that reads the activation, float32 [inputs, outputs].
     """
-    weight_peak = _weight_peak(weight)
+    weight_peak = np.maximum(weight.max(axis=1), -weight.min(axis=1))
     used_channels = weight_peak > 0  # rows of zeros are computed elsewhere, in float
     rows, high, low = observed.rows(SAMPLE_ROWS) * used_channels, observed.high * used_channels, observed.low * used_channels
     columns = weight[:, :: max(1, weight.shape[1] // 128)].copy()  # a sample of at least 128
@@ -109,27 +91,6 @@ def choose_activation_params(weight: Floats, observed: Activations, *, smooth: b
         candidates = sorted(smoothings, key=lambda smoothing: evaluate(smoothing, step=step).error)
     best = min(map(evaluate, candidates[:3]), key=attrgetter("error"))  # the best on few rows run on all
     return min(best, *(evaluate(best.smoothing, clip_ratio) for clip_ratio in (0.9, 0.8)), key=attrgetter("error"))
-
-
-def quantize_weight(weight: Floats, bias: Floats, observed: Activations, input_params: ActivationParams, *, use_gptq: bool) -> LayerParams:
-    """Returns the matrix, float32 [inputs, outputs], in int8 with a corrected bias, float32 [outputs]. GPTQ takes longest."""
-    rows = observed.rows(None if use_gptq else SAMPLE_ROWS) * (_weight_peak(weight) > 0)
-    approximated = input_params.dequantized(rows)
-    before, after = rows.mean(axis=0), approximated.mean(axis=0)
-    del rows
-    hessian = factor_hessian(approximated) if use_gptq else None
-    quantized = np.empty(weight.shape, dtype=np.int8)
-    scales, corrected = np.empty_like(bias), np.empty_like(bias)
-    for block in output_blocks(weight.shape[1]):
-        smoothed = weight[:, block] * input_params.smoothing[:, None]
-        scales[block] = output_scales(smoothed, input_params.quantized_peak)
-        quantized[:, block] = round_weight(smoothed, scales[block], input_params.quantized_peak, hessian)
-        corrected[block] = bias[block] + before @ weight[:, block] - after @ (quantized[:, block] * scales[block])
-    return LayerParams(input_params, quantized, scales, corrected, hessian is not None)
-
-
-def _weight_peak(weight: Floats) -> Floats:
-    return np.maximum(weight.max(axis=1), -weight.min(axis=1))
 
 
 def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> Iterator[Floats]:
@@ -165,3 +126,51 @@ def _quantize(x: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
     np.rint(quantized, out=quantized)
     quantized += np.float32(zero_point)
     return np.clip(quantized, 0, 255, out=quantized)
+
+
+def output_scales(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
+    """Returns each output's scale, float32 [outputs], large enough that no CPU saturates on values like the calibration values.
+
+    Without VNNI, x86 multiplies u8 by s8 and adds *pairs* of products in 16 bits, saturating. A column whose largest pair could
+    get beyond this range gets a larger scale. A text with values beyond those of calibration can still saturate some sums.
+    `quantized_peak` is the largest quantized activation of each input, a row of the matrix, uint8 [inputs].
+    """
+    scales = _finest_scales(weight, axis=0)
+    # one step of margin per row of the pair, because rounding may go up
+    limit = MAX_INT16 - 2 * 255
+    return (scales * np.maximum(largest_pair(weight, quantized_peak) / scales / limit, 1)).astype(np.float32)
+
+
+def largest_pair(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
+    """Returns the largest magnitude of a sum of a pair of products in each column, float32 [outputs]."""
+    products = weight * quantized_peak[:, None].astype(np.float32)
+    if len(products) % 2:
+        products = np.concatenate([products, np.zeros_like(products[:1])])
+    even, odd = products[::2], products[1::2]
+    positive = np.maximum(even, 0) + np.maximum(odd, 0)
+    negative = np.minimum(even, 0) + np.minimum(odd, 0)
+    return np.maximum(positive.max(axis=0), -negative.min(axis=0))
+
+
+def quantize_table(table: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Returns a table of embeddings, float32 [rows, width], in int8, and its scales, float32 [rows, 1]."""
+    quantized, scales = np.empty(table.shape, dtype=np.int8), np.empty((len(table), 1), dtype=np.float32)
+    for block in blocks(len(table)):
+        scales[block, 0] = _finest_scales(table[block], axis=1)
+        quantized[block] = round_to_nearest(table[block], scales[block])
+    return quantized, scales
+
+
+def _finest_scales(values: Floats, axis: int) -> Floats:
+    """Returns the scales at which the largest magnitudes along an axis are `MAX_INT8`, float32."""
+    return np.maximum(np.abs(values).max(axis=axis), np.finfo(np.float32).tiny) / MAX_INT8
+
+
+def round_to_nearest(weight: Floats, scales: Floats) -> NDArray[np.int8]:
+    """Returns `weight / scales` rounded to the nearest integer, int8 of the same shape."""
+    return np.clip(np.rint(weight / scales), -MAX_INT8, MAX_INT8).astype(np.int8)
+
+
+def blocks(count: int, size: int = 4096) -> Iterator[slice]:
+    """Yields columns of a matrix or rows of a table in blocks; temporaries for all of a large vocabulary would need gigabytes."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
