@@ -65,14 +65,9 @@ def build(
     queue = _queue(settings, index, threads, settings.batch_tokens("fp32" if on_cpu or settings.precision == "fp32" else "fp16"))
     # a GPU runs texts faster than two threads tokenize them
     prepare_threads = min(cores, 2) if on_cpu else max(cores // 2 // settings.workers, 1)
-    scheduler = Scheduler(
-        queue,
-        # more than four threads save little time per run, and the next caller finds all their cores busy
-        multi_threads=settings.multi_threads or min(threads, 4),
-        on_hang=metrics.hung_runs.inc,
-    )
+    scheduler = Scheduler(queue, on_hang=metrics.hung_runs.inc)
     preparer = Preparer(scheduler, prepare_threads=prepare_threads)
-    load = partial(loading.load_model, settings=model_settings, preparer=preparer, metrics=metrics)
+    load = partial(loading.load_model, settings=model_settings, preparer=preparer, scheduler=scheduler, metrics=metrics)
     registry = _load_registry(load, paths, settings, metrics, parallel_loads=threads)
     if not on_cpu:
         own_threads = f"{plural(threads, 'inference thread')} and {plural(prepare_threads, 'prepare thread')}"
@@ -107,7 +102,8 @@ def _queue(settings: Settings, index: int, threads: int, batch_tokens: int) -> R
             f"--max-queue-tokens is {settings.max_queue_tokens}, which gives this worker {queue_tokens}, less than --max-batch-tokens, "
             f"which is {batch_tokens}; raise the first or lower the second."
         )
-    return RequestQueue(max_queue_tokens=queue_tokens, threads=threads)
+    # more than four threads save little time per run, and the next caller finds all their cores busy
+    return RequestQueue(max_queue_tokens=queue_tokens, threads=threads, threads_per_run=settings.multi_threads or min(threads, 4))
 
 
 def _tracer(endpoint: str | None) -> "Tracer | None":

@@ -38,7 +38,7 @@ _DEVICE_LOST = re.compile(
 
 
 class OnnxEngine:
-    """One graph in one session, shared by all inference threads: `run` is thread-safe and releases the GIL while it computes."""
+    """One graph, `graph`, in one session, shared by all inference threads: `run` is thread-safe and releases the GIL while it computes."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class OnnxEngine:
             self._session = self._cuda_graphs = CudaGraphSession(
                 self._session, partial(opened, gpu=gpu) if captures else None, ("cuda", gpu.device_id)
             )
-        self._graph = graph
+        self.graph = graph
         self._pad_id = pad_id
         self._left = padding_side == "left"
         self._mask_counts = () if graph.shapes is None else graph.shapes.masks
@@ -84,14 +84,14 @@ class OnnxEngine:
             DeviceLostError: The GPU failed, so no later run can succeed.
         """
         rows, longest = len(encodings), max(len(encoding.ids) for encoding in encodings)
-        shape = self._graph.padded_shape(rows, longest)
+        shape = self.graph.padded_shape(rows, longest)
         if shape is None:  # more rows than in any planned batch
             halves = (encodings[: rows // 2], encodings[rows // 2 :])
             return [row for half in halves for row in self.run(half, small_outputs=small_outputs)]
         rows, longest = shape
-        specs = (small_outputs and self._graph.small_outputs) or self._graph.outputs
+        specs = (small_outputs and self.graph.small_outputs) or self.graph.outputs
         try:
-            inputs = build_feed(encodings, self._graph.inputs, shape, pad_id=self._pad_id, left=self._left, mask_counts=self._mask_counts)
+            inputs = build_feed(encodings, self.graph.inputs, shape, pad_id=self._pad_id, left=self._left, mask_counts=self._mask_counts)
             outputs = self._session.run([spec.name for spec in specs], inputs)
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise _run_error(error, rows, longest) from error

@@ -21,6 +21,7 @@ from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
 from bertserve.service.models.preparer import Preparer
 from bertserve.service.providers import GpuOptions, Provider
+from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks import catalog
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -57,14 +58,17 @@ def _has_graph(path: Path, provider: Provider) -> bool:
         return True
 
 
-def load_model(path: Path, served: Model | None = None, *, settings: ModelSettings, preparer: Preparer, metrics: Metrics) -> Model:
+def load_model(
+    path: Path, served: Model | None = None, *, settings: ModelSettings, preparer: Preparer, scheduler: Scheduler, metrics: Metrics
+) -> Model:
     """Verifies the files of a bundle, and creates a warmed-up, timed model.
 
     Args:
         path: The bundle's folder.
         served: A model that is returned if the bundle still has its version.
         settings: As returned by `with_provider`.
-        preparer: Runs the model's texts. If multi-threaded runs have several threads, the model gets a second session for them.
+        preparer: Tokenizes the model's requests.
+        scheduler: Runs their texts. If its multi-threaded runs have several threads, the model gets a second session for them.
         metrics: Record the load times and the runs.
 
     Raises:
@@ -76,7 +80,8 @@ def load_model(path: Path, served: Model | None = None, *, settings: ModelSettin
         return served
     manifest = bundle.manifest
     with metrics.load_seconds.labels(path.name, "load").time():
-        graph, tokenizer, engine = open_bundle(bundle, settings)
+        tokenizer, engine = open_bundle(bundle, settings)
+        graph = engine.graph
         cost_model = CostModel(manifest.flops)
         # these are run if the graph has no shape plan; short runs show the fixed cost of a run
         shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in ((1, 8), (1, 32), (1, 128), (4, 32))]
@@ -84,21 +89,21 @@ def load_model(path: Path, served: Model | None = None, *, settings: ModelSettin
         cost_model.fit(engine.time_runs(shapes, repeats=3))
         if graph.provider != "cpu":
             # cuDNN builds a plan per thread and shape, which takes up to 0.1 s; CUDA graphs are captured per thread
-            preparer.scheduler.on_each_thread([partial(engine.warm_up, *shape) for shape in shapes])
+            scheduler.on_each_thread([partial(engine.warm_up, *shape) for shape in shapes])
         return Model(
             bundle,
-            graph,
             tokenizer=tokenizer,
-            engines=_engines(engine, bundle, graph, settings, cost_model, preparer.scheduler.multi_threads),
+            engines=_engines(engine, bundle, graph, settings, cost_model, scheduler.queue.threads_per_run),
             cost_model=cost_model,
             preparer=preparer,
+            scheduler=scheduler,
             metrics=metrics.model(manifest.task, manifest.name),
             settings=settings,
         )
 
 
-def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tokenizer, OnnxEngine]:
-    """Returns the graph of a verified bundle, its tokenizer, and the engine of the graph, after checks that they fit together.
+def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[Tokenizer, OnnxEngine]:
+    """Returns the tokenizer of a verified bundle, and the engine of its graph, after checks that they fit together.
 
     Raises:
         StartError: The bundle's task is not supported; it lacks a requirement of its task, the requested graph or the validation report;
@@ -121,7 +126,7 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
     engine = _open_engine(bundle, graph, settings)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     _check_fit(manifest, engine, tokenizer, task.widths(manifest))
-    return graph, tokenizer, engine
+    return tokenizer, engine
 
 
 def _warn(manifest: Manifest, graph: GraphSpec) -> None:

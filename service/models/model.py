@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.preparer import Preparer
 from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
+from bertserve.service.scheduling.records import ScheduledRequest
+from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import total_chars
@@ -39,25 +41,25 @@ class Model:
     def __init__(
         self,
         bundle: Bundle,
-        graph: GraphSpec,
         *,
         tokenizer: Tokenizer,
         engines: ModelEngines,
         cost_model: CostModel,
         preparer: Preparer,
+        scheduler: Scheduler,
         metrics: ModelMetrics,
         settings: ModelSettings,
     ) -> None:
         """Combines the parts of a model.
 
-        The preparer's scheduler belongs to the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
+        The scheduler belongs to the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
         learns from each run.
         """
         self.bundle = bundle
         self.name = bundle.manifest.name
         self.task: str = bundle.manifest.task
         self.tasks = tasks_of(bundle.manifest)
-        self.graph = graph
+        self.graph = graph = engines.single_threaded.graph
         self.engines = engines
         self.max_batch_tokens = settings.batch_tokens(graph.precision)
         self.shares_batches = graph.batch_invariant or settings.batch_variant_graphs
@@ -71,7 +73,7 @@ class Model:
             metrics.set_reference(graph.calibration.score_counts, graph.calibration.label_counts)
         self._cost_model = cost_model
         self._preparer = preparer
-        self._max_request_tokens = preparer.scheduler.queue.max_request_tokens
+        self._scheduler = scheduler
         self._metrics = metrics
         self._logits_per_mask = tokenizer.vocabulary_size if any(output.kind == "per_mask" for output in graph.outputs) else 0
 
@@ -109,10 +111,13 @@ class Model:
         metrics = self._metrics if task is None or task == self.task else self._metrics.for_task(task)
         spec = TASKS[task or self.task]
         generators = [spec.function(input_, self._task_model) for input_ in inputs]
-        progress = RequestProgress(generators, self._max_request_tokens, trace)
-        arrived = time.perf_counter()
+        progress = RequestProgress(generators, self._scheduler.queue.max_request_tokens, trace)
+        start, arrived = time.perf_counter(), self._scheduler.clock()
         try:
-            await self._preparer.run(self, progress, total_chars([input_.chars for input_ in inputs]), timeout_s)
+            payloads = await self._preparer.prepare(progress.tokenize, total_chars([input_.chars for input_ in inputs]), timeout_s)
+            if payloads:
+                request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)
+                await self._scheduler.handle(request, payloads)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()
@@ -123,7 +128,7 @@ class Model:
         except asyncio.CancelledError:
             metrics.cancelled.inc()
             raise
-        prediction = progress.complete(arrived)
+        prediction = progress.complete(start)
         metrics.tokenize_seconds.observe(prediction.tokenize_s)
         metrics.queue_seconds.observe(prediction.queue_s)
         metrics.decode_seconds.observe(prediction.decode_s)

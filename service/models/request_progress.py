@@ -164,12 +164,12 @@ class RequestProgress:
             self.trace.add_stage("decode", start, end)
         return payloads
 
-    def complete(self, arrived: float) -> Prediction:
-        """Returns the prediction of a request that is done, with its times; `arrived` is the time of its arrival."""
+    def complete(self, start: float) -> Prediction:
+        """Returns the prediction of a request that is done, with its times; `start` is the time of its arrival."""
         prediction = self.prediction
         # in wall clock time, without overlap: so the times of a request with several runs add up too
         started = self.ended if self.started is None else self.started
-        prediction.queue_s = max(started - arrived - prediction.tokenize_s, 0.0)
+        prediction.queue_s = max(started - start - prediction.tokenize_s, 0.0)
         prediction.inference_s = self.ended - started
         prediction.response_bytes = self.cost.response_bytes
         return prediction

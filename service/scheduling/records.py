@@ -1,4 +1,4 @@
-"""The records of the scheduler: a ScheduledRequest, its Items, and the Runner of their batches."""
+"""The records of the scheduler: a ScheduledRequest, its Items, a Batch of items, and its Runner."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -79,3 +79,20 @@ class Item:
     length: int
     predicted_s: float
     priority: float
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Items that run together.
+
+    Attributes:
+        items: The items; the first one decides about the thread.
+        start: Time of its start.
+        predicted_s: Predicted seconds of its run.
+        multi_threaded: Whether it may run on several threads.
+    """
+
+    items: list[Item]
+    start: float
+    predicted_s: float
+    multi_threaded: bool

@@ -1,4 +1,4 @@
-"""RequestQueue: admits requests, orders their items, and chooses the next batch. It has no threads, locks or clock.
+"""RequestQueue: admits requests, orders their items, chooses the next batch, and knows the current ones. It has no threads, locks or clock.
 
 A request is admitted or refused as a whole, and closed once. Its items (texts, or windows of a text) start by *priority*, a virtual time:
 the arrival of the request plus the predicted seconds of its earlier items. So a long list or document fills the time that others leave, and
@@ -9,7 +9,7 @@ from itertools import chain
 from math import inf
 
 from bertserve.service.errors import RefusedError
-from bertserve.service.scheduling.records import Item, ScheduledRequest, SizedPayloads
+from bertserve.service.scheduling.records import Batch, Item, ScheduledRequest, SizedPayloads
 from bertserve.service.scheduling.waiting_items import WaitingItems
 
 # Nearly every wait is at most this many times its prediction.
@@ -33,18 +33,21 @@ MAX_LAG_S = 0.3
 
 
 class RequestQueue:
-    """Waiting requests and items in fair order, within a limit of tokens.
+    """Waiting requests and items in fair order, within a limit of tokens, and the current batches.
 
     Attributes:
         max_queue_tokens: Maximum tokens that all open requests hold together.
         max_request_tokens: Maximum `held_tokens` after a request larger than a batch is admitted; so also the maximum size of a request.
-        threads: Number of batches that run at the same time.
+        threads: Maximum number of current batches.
+        threads_per_run: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at
+            most `threads` for the last `RECENT_S` seconds. A single run is not limited.
+        batches: The current batches.
         requests: The open requests: admitted, and not ended.
         held_tokens: Tokens that they hold.
         queue_items: Items that wait.
     """
 
-    def __init__(self, *, max_queue_tokens: int, threads: int = 1) -> None:
+    def __init__(self, *, max_queue_tokens: int, threads: int = 1, threads_per_run: int = 1) -> None:
         """Creates an empty queue."""
         self.max_queue_tokens = max_queue_tokens
         self.max_request_tokens = max_queue_tokens - int(max_queue_tokens * SHARE_FOR_SMALL)
@@ -52,56 +55,54 @@ class RequestQueue:
         self.held_tokens = 0
         self.queue_items = 0
         self.threads = threads
+        self.threads_per_run = threads_per_run
+        self.batches: set[Batch] = set()
         self._short_items = WaitingItems()
         self._long_items = WaitingItems()
         self._owed_s = 0.0  # predicted seconds that short requests get before the next long one: as many as the last long batch
         self._last_short = -inf  # arrival of the last short request
+        self._last_crowded = -inf  # last time at which the active and waiting runs were too many for multi-threaded runs
 
-    def wait_s(self, remaining_s: float) -> float:
-        """Returns the predicted seconds until a short request that arrives now starts.
-
-        Args:
-            remaining_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
-        """
+    def wait_s(self, now: float) -> float:
+        """Returns the predicted seconds until a short request that arrives now starts."""
         short_s, long_s = self._short_items.predicted_s, self._long_items.predicted_s
         # while both wait, short and long requests get equal thread time
-        return (short_s + min(short_s, long_s) + remaining_s) / self.threads
+        return (short_s + min(short_s, long_s) + self._remaining_s(now)) / self.threads
 
-    def check_arrival(self, time_left_s: float, remaining_s: float) -> None:
+    def check_arrival(self, now: float, time_left_s: float) -> None:
         """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
 
         Raises:
             RefusedError: The queue is full or too long.
         """
         if self.held_tokens >= self.max_queue_tokens:
-            raise self._full_error(1, self.max_queue_tokens, remaining_s)
-        self._check_wait(self.wait_s(remaining_s), 0.0, time_left_s)
+            raise self._full_error(1, self.max_queue_tokens, now)
+        self._check_wait(self.wait_s(now), 0.0, time_left_s)
 
-    def put(self, request: ScheduledRequest, payloads: SizedPayloads, time_left_s: float, remaining_s: float = 0.0) -> None:
+    def put(self, request: ScheduledRequest, payloads: SizedPayloads, now: float) -> None:
         """Admits a new request with its first items.
 
         Args:
             request: A new request, which holds at most `max_request_tokens`.
             payloads: Tokens and payload of each of its first items, at least one.
-            time_left_s: Seconds until its deadline.
-            remaining_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
+            now: The current time, before its deadline.
 
         Raises:
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
         limit = self.max_request_tokens if request.held_tokens > request.runner.max_batch_tokens else self.max_queue_tokens
         if self.held_tokens + request.held_tokens > limit:
-            raise self._full_error(request.held_tokens, limit, remaining_s)
+            raise self._full_error(request.held_tokens, limit, now)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
-            long_s = self._long_items.predicted_s + remaining_s
+            long_s = self._long_items.predicted_s + self._remaining_s(now)
             wait = max((self._short_items.predicted_s + long_s) / self.threads, long_s / threads)  # short requests use all threads
         else:
-            threads, wait = self.threads, self.wait_s(remaining_s)
+            threads, wait = self.threads, self.wait_s(now)
             self._last_short = max(self._last_short, request.arrived)
-        self._check_wait(wait, (items[-1].priority - request.arrived) / threads, time_left_s)
+        self._check_wait(wait, (items[-1].priority - request.arrived) / threads, request.deadline - now)
         self.requests.add(request)
         self.held_tokens += request.held_tokens
         self._add(request, items)
@@ -110,31 +111,38 @@ class RequestQueue:
         """Queues the next items of an open request after the results of the ones before."""
         self._add(request, self._new_items(request, payloads))
 
-    def take(self, now: float, *, long_runs: int = 0) -> list[Item]:
-        """Takes the best batch: the first item by priority, and batch-mates of nearest lengths while each saves more time than it costs.
+    def start_batch(self, now: float) -> Batch | None:
+        """Starts the best batch: the first item by priority, and batch-mates of nearest lengths while each saves more time than it costs.
 
-        Args:
-            now: The current time.
-            long_runs: Number of current runs that began with an item of a long request. After a short request, they leave one thread free.
+        After a short request, batches that begin with an item of a long one leave one thread free. Returns None if nothing can start.
         """
-        only_short = long_runs > 0 and long_runs >= self._threads_for_long(now)
+        if not self.queue_items:
+            return None
+        long_batches = sum(batch.items[0].request.is_long for batch in self.batches)
+        only_short = long_batches > 0 and long_batches >= self._threads_for_long(now)
         short = self._short_items.first()
         long = None if only_short else self._long_items.first()
         long_is_first = long and (not short or (self._owed_s <= 0 and long.priority < short.priority))
         head = long if long_is_first else short
         if head is None:
-            return []
-        batch = [head]
+            return None
+        items = [head]
         length = head.length
         self._remove(head)
-        while self.queue_items and (item := self._batch_mate(head, len(batch), length, only_short)):
-            batch.append(item)
+        while self.queue_items and (item := self._batch_mate(head, len(items), length, only_short)):
+            items.append(item)
             length = max(length, item.length)
             self._remove(item)
+        predicted_s = head.request.runner.seconds(len(items), length)
         if head.request.is_long:
-            self._owed_s = head.request.runner.seconds(len(batch), length)
+            self._owed_s = predicted_s
         else:
-            self._owed_s -= sum(item.predicted_s for item in batch if not item.request.is_long)
+            self._owed_s -= sum(item.predicted_s for item in items if not item.request.is_long)
+        runs = len(self.batches) + 1 + self.queue_items
+        if runs > 1 and runs * self.threads_per_run > self.threads:
+            self._last_crowded = now
+        batch = Batch(items, now, predicted_s, multi_threaded=now - self._last_crowded > RECENT_S)
+        self.batches.add(batch)
         return batch
 
     def finish(self, item: Item, result: object) -> bool:
@@ -159,6 +167,12 @@ class RequestQueue:
             item.payload = None
         return True
 
+    def _remaining_s(self, now: float) -> float:
+        """Returns the predicted seconds until all current batches have ended, in total; 0 if another one can start."""
+        if len(self.batches) < self.threads:
+            return 0.0
+        return sum(max(batch.start + batch.predicted_s - now, 0.0) for batch in self.batches)
+
     def _threads_for_long(self, now: float) -> int:
         return max(self.threads - (now - self._last_short < RECENT_S), 1)
 
@@ -177,15 +191,16 @@ class RequestQueue:
                 retry_after_s=wait - max_wait,
             )
 
-    def _full_error(self, tokens: int, limit: int, remaining_s: float) -> RefusedError:
+    def _full_error(self, tokens: int, limit: int, now: float) -> RefusedError:
         excess = (self.held_tokens + tokens - limit) / max(self.held_tokens, 1)
         return RefusedError(
             "the queue has no room for the request: it holds {queue_tokens} of {limit} tokens; try again later.",
             queue_tokens=self.held_tokens,
             limit=limit,
             reason="queue_full",
-            # requests end after the current runs
-            retry_after_s=(remaining_s + (self._short_items.predicted_s + self._long_items.predicted_s) * min(excess, 1.0)) / self.threads,
+            # requests end after the current batches
+            retry_after_s=(self._remaining_s(now) + min(excess, 1.0) * (self._short_items.predicted_s + self._long_items.predicted_s))
+            / self.threads,
         )
 
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:

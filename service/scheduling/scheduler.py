@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum, auto
-from math import inf
 from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError, error_for_caller
 from bertserve.service.scheduling.inference_thread import InferenceThread
-from bertserve.service.scheduling.records import Item, ScheduledRequest, SizedPayloads
-from bertserve.service.scheduling.request_queue import RECENT_S, RequestQueue
+from bertserve.service.scheduling.records import Batch, Item, ScheduledRequest, SizedPayloads
+from bertserve.service.scheduling.request_queue import RequestQueue
 
 logger = logging.getLogger("bertserve.scheduler")
 
@@ -43,27 +42,18 @@ class Scheduler:
     Attributes:
         queue: Its queue; only the scheduler changes it.
         clock: Returns monotonic seconds.
-        multi_threads: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at most
-            `queue.threads` for the last `RECENT_S` seconds. A single run is not limited.
         second: Number of calls of `check_hung_runs`, which counts the seconds of runs that hang.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
 
     def __init__(
-        self,
-        queue: RequestQueue,
-        *,
-        multi_threads: int = 1,
-        clock: Callable[[], float] = time.monotonic,
-        on_hang: Callable[[], None] = lambda: None,
+        self, queue: RequestQueue, *, clock: Callable[[], float] = time.monotonic, on_hang: Callable[[], None] = lambda: None
     ) -> None:
         """Creates a scheduler for an empty queue. It calls `on_hang` for each run that hangs."""
         self.queue = queue
         self.clock = clock
-        self.multi_threads = multi_threads
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
-        self._last_crowded = -inf  # last time at which the active and waiting runs were too many for multi-threaded runs
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads = [InferenceThread(self, f"inference-{i}") for i in range(queue.threads)]  # without those that hang
         self.second = 0
@@ -82,13 +72,13 @@ class Scheduler:
     def wait_s(self) -> float:
         """Predicted seconds until a short request that arrives now starts."""
         with self._lock:
-            return self.queue.wait_s(self._remaining_s())
+            return self.queue.wait_s(self.clock())
 
     @property
     def total_run_s(self) -> float:
         """Seconds of all batches up to now, in total; a run that hangs counts until its thread is replaced."""
         with self._lock:
-            return self._ended_s + sum(self.clock() - thread.since for thread in self._threads if thread.batch)
+            return self._ended_s + sum(self.clock() - batch.start for batch in self.queue.batches)
 
     def start(self) -> None:
         """Starts the inference threads, for requests from the running event loop."""
@@ -122,7 +112,7 @@ class Scheduler:
         with self._lock:
             if not State.SERVING <= self._state <= State.WITHDRAWN:
                 raise self._unavailable_error()
-            self.queue.check_arrival(timeout_s, self._remaining_s())
+            self.queue.check_arrival(self.clock(), timeout_s)
 
     def check_running(self) -> None:
         """Checks whether runs can start.
@@ -133,7 +123,7 @@ class Scheduler:
         if self._state is State.STOPPED:
             raise self._unavailable_error()
 
-    async def run(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
+    async def handle(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
 
         Args:
@@ -149,11 +139,12 @@ class Scheduler:
         request.future = self._loop.create_future()
         with self._lock:
             self.check_running()
-            if (time_left_s := request.deadline - self.clock()) <= 0:
+            now = self.clock()
+            if request.deadline <= now:
                 raise ExpiredError(EXPIRED)
-            self.queue.put(request, payloads, time_left_s, self._remaining_s())
+            self.queue.put(request, payloads, now)
             self._wakeup.notify(len(payloads))
-        timer = self._loop.call_later(time_left_s, self._expire, request)
+        timer = self._loop.call_later(request.deadline - now, self._expire, request)
         try:
             await request.future
         finally:
@@ -178,36 +169,20 @@ class Scheduler:
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in self._threads))
         return aborted
 
-    def _remaining_s(self) -> float:
-        """Returns the predicted seconds until all current runs have ended, in total; 0 if an inference thread is free."""
-        if not all(thread.batch for thread in self._threads):
-            return 0.0
-        now = self.clock()
-        return sum(max(thread.since + thread.predicted_s - now, 0.0) for thread in self._threads)
-
-    def start_batch(self, thread: InferenceThread) -> bool:
+    def next_batch(self, thread: InferenceThread) -> bool:
         """Ends a thread's batch, and waits for its next batch or a setup call; returns false if the thread must end."""
         with self._lock:
-            if thread.batch and thread in self._threads:
-                self._ended_s += self.clock() - thread.since
-            thread.batch = ()
-            while True:
-                if self._state is State.STOPPED or thread not in self._threads:
-                    return False
-                now = self.clock()
-                long_runs = sum(bool(other.batch) and other.batch[0].request.is_long for other in self._threads)
-                thread.batch = self.queue.take(now, long_runs=long_runs) if self.queue.queue_items else ()
+            if thread.batch:
+                self._ended_s += self.clock() - thread.batch.start
+                self.queue.batches.remove(thread.batch)
+            while self._state is not State.STOPPED and thread in self._threads:
+                thread.batch = self.queue.start_batch(self.clock())
                 if thread.batch or thread.setup_calls:
-                    break
+                    if self.queue.queue_items:
+                        self._wakeup.notify()  # an idle thread may now find an item that it can start
+                    return True
                 self._wakeup.wait()
-            if self.queue.queue_items:
-                self._wakeup.notify()  # an idle thread may now find an item that it can start
-            thread.since = now
-            runs = sum(bool(other.batch) for other in self._threads) + self.queue.queue_items
-            if runs > 1 and runs * self.multi_threads > self.queue.threads:
-                self._last_crowded = now
-            thread.multi_threaded = now - self._last_crowded > RECENT_S
-        return True
+        return False
 
     def deliver(self, item: Item, result: Any) -> None:
         """Records a result; after the last one, it continues the request."""
@@ -269,19 +244,22 @@ class Scheduler:
     def check_hung_runs(self) -> None:
         """Replaces the threads whose run hangs. It counts its calls, one per second, because a clock also runs during a suspension."""
         with self._lock:  # a run that ends meanwhile is either answered or replaced
-            for thread in [thread for thread in self._threads if thread.hangs(self.second)]:
-                self._replace_hung(thread, self.second - thread.run_start)
+            for thread in list(self._threads):
+                if batch := thread.hung_batch(self.second):
+                    self._replace_hung(thread, batch, self.second - thread.run_start)
             self.second += 1
 
-    def _replace_hung(self, thread: InferenceThread, seconds: float) -> None:
+    def _replace_hung(self, thread: InferenceThread, batch: Batch, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. After as many hangs as threads, nothing can run."""
         self._threads.remove(thread)
-        self._ended_s += self.clock() - thread.since
+        self._ended_s += self.clock() - batch.start
+        self.queue.batches.remove(batch)
+        thread.batch = None
         thread.setup_calls.clear()  # they refer to engines
         self._hangs += 1
-        logger.error("%s hangs: a run has taken %d s, and the prediction was %.3f s", thread.name, seconds, thread.predicted_s)
+        logger.error("%s hangs: a run has taken %d s, and the prediction was %.3f s", thread.name, seconds, batch.predicted_s)
         self._on_hang()
-        for request in {item.request for item in thread.batch}:
+        for request in {item.request for item in batch.items}:
             error = EngineError(
                 "a model run with this request has hung for {seconds:.0f} s; try again with other texts, and tell the operator.",
                 seconds=seconds,

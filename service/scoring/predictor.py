@@ -128,7 +128,8 @@ class Predictor:
         """
         (path,) = files.find_bundles(settings.models)
         bundle = files.load_bundle(path)
-        self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
+        tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
+        self.graph = self._engine.graph
         self.manifest, self.version = bundle.manifest, bundle.version
         self._task_model = TaskModel(tokenizer, bundle.manifest, self.graph.calibration)
         self.reader = RowReader(settings, bundle.manifest)

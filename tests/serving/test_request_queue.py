@@ -42,15 +42,29 @@ def new_queue(**options: Any) -> RequestQueue:
 def add(queue: RequestQueue, *tokens: int, now: float = 0.0, deadline: float = 100.0, runner: FakeRunner = MODEL) -> ScheduledRequest:
     """Queues a request with one item per number of tokens; the payloads are their indexes."""
     request = ScheduledRequest(runner, lambda results: (), now, deadline, sum(tokens))
-    queue.check_arrival(deadline - now, 0.0)
-    queue.put(request, [(n, i) for i, n in enumerate(tokens)], deadline - now)
+    queue.check_arrival(now, deadline - now)
+    queue.put(request, [(n, i) for i, n in enumerate(tokens)], now)
     return request
+
+
+def start(queue: RequestQueue, now: float = 0.0) -> list[Item]:
+    """Starts the next batch, and returns its items; none if nothing can start."""
+    batch = queue.start_batch(now)
+    return batch.items if batch else []
+
+
+def take(queue: RequestQueue, now: float = 0.0) -> list[Item]:
+    """Starts the next batch, which ends at once."""
+    current = set(queue.batches)
+    items = start(queue, now)
+    queue.batches &= current
+    return items
 
 
 def drain(queue: RequestQueue, now: float = 0.0) -> list[list[Item]]:
     batches = []
-    while batch := queue.take(now):
-        batches.append(batch)
+    while items := take(queue, now):
+        batches.append(items)
     return batches
 
 
@@ -58,7 +72,7 @@ def test_texts_of_similar_length_share_a_batch() -> None:
     queue = new_queue()
     for tokens in (16, 4, 15):
         add(queue, tokens)
-    assert [item.length for item in queue.take(0.0)][:2] == [16, 15]
+    assert [item.length for item in take(queue)][:2] == [16, 15]
 
 
 @pytest.mark.parametrize("other", [alone(1.0), FakeRunner(expensive_start)])
@@ -113,7 +127,7 @@ def test_admission_is_all_or_nothing() -> None:
 def test_a_request_holds_its_tokens_until_it_ends() -> None:
     queue = new_queue(max_queue_tokens=100)
     first = add(queue, 60)
-    queue.take(0.0)
+    take(queue)
     with pytest.raises(RefusedError):
         add(queue, 60)
     queue.close(first)
@@ -143,13 +157,15 @@ def test_large_requests_leave_room_for_small_ones() -> None:
 def test_later_items_make_a_request_long() -> None:
     queue, runner = new_queue(threads=2), alone(0.01)
     explain_request = add(queue, 4, runner=runner)
-    [first] = queue.take(0.0)
+    [first] = take(queue)
     assert queue.finish(first, None)
     queue.put_next(explain_request, [(4, None)] * 10)
+    assert [item.request for item in start(queue)] == [explain_request]
     short = add(queue, 4, runner=runner)
-    assert [item.request for item in queue.take(0.0, long_runs=1)] == [short]
-    assert queue.take(0.0, long_runs=1) == []
-    assert [item.request for item in queue.take(0.0)] == [explain_request]
+    assert [item.request for item in take(queue)] == [short]
+    assert take(queue) == []
+    queue.batches.clear()
+    assert [item.request for item in take(queue)] == [explain_request]
 
 
 @pytest.mark.parametrize("texts", [1, 2])
@@ -157,11 +173,14 @@ def test_a_request_that_would_miss_its_deadline_is_refused(texts: int) -> None:
     """A retry after the time in the error is admitted, and an earlier one is not."""
 
     def arrive(now: float) -> None:
-        queue, remaining_s = new_queue(threads=2), 12.0 - 2 * now  # both threads run until 6 s
+        queue = new_queue(threads=2)
+        for _ in range(2):  # both threads run until 6 s
+            add(queue, 10, now=-1.0, runner=alone(6.0))
+            start(queue)
         if texts == 1:
-            queue.check_arrival(2.0, remaining_s)
+            queue.check_arrival(now, 2.0)
         request = ScheduledRequest(alone(1.0), lambda results: (), now, now + 2.0, 10 * texts)
-        queue.put(request, [(10, None)] * texts, 2.0, remaining_s)
+        queue.put(request, [(10, None)] * texts, now)
 
     with pytest.raises(RefusedError) as error:
         arrive(0.0)
@@ -184,7 +203,7 @@ def test_a_list_is_admitted_to_a_queue_that_is_as_long_as_it_can_be() -> None:
     with pytest.raises(RefusedError):
         while True:
             add(queue, 8, deadline=5.0, runner=runner)
-    queue.take(0.0)
+    take(queue)
     add(queue, *[8] * 10, deadline=5.0, runner=runner)
 
 
@@ -237,7 +256,7 @@ def test_the_page_about_scheduling_predicts_what_runs_next(question: str) -> Non
         for name, arrival, texts, runner in arrivals:
             if arrival <= now and name not in names.values():
                 names[add(queue, *[8] * texts, now=arrival, runner=runner)] = name
-        assert "".join(names[item.request] for item in queue.take(now)) == expected
+        assert "".join(names[item.request] for item in take(queue, now)) == expected
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), min_size=1, max_size=30))
@@ -246,7 +265,7 @@ def test_the_oldest_waiting_item_leads_every_batch(texts: list[tuple[int, int]])
     queue, last, waiting = new_queue(), -1.0, len(texts)
     for tokens, now in sorted(texts, key=lambda text: text[1]):
         add(queue, tokens, now=float(now))
-    while batch := queue.take(10.0):
+    while batch := take(queue, 10.0):
         assert last <= batch[0].priority
         last = batch[0].priority
         waiting -= len(batch)
@@ -259,16 +278,16 @@ def test_the_predicted_wait_of_a_text_counts_only_a_part_of_long_requests() -> N
     document = add(queue, *[60] * 10, runner=alone(1.0))
     for _ in range(2):
         add(queue, 5, now=20.0, runner=alone(1.0))
-    assert queue.wait_s(0.0) == 4.0
+    assert queue.wait_s(20.0) == 4.0
     queue.close(document)
-    assert queue.wait_s(0.0) == 2.0
+    assert queue.wait_s(20.0) == 2.0
 
 
 def test_the_next_items_of_a_request_keep_its_place() -> None:
     """Their priority counts all work that the request has done."""
     queue = new_queue()
     explain_request = add(queue, 60, runner=alone(1.0))
-    [first] = queue.take(0.0)
+    [first] = take(queue)
     before, after = add(queue, 5, now=0.9, runner=alone(0.1)), add(queue, 5, now=1.1, runner=alone(0.1))
     assert queue.finish(first, None)
     queue.put_next(explain_request, [(60, "next")])
@@ -280,12 +299,15 @@ def test_long_requests_leave_a_thread_to_short_ones() -> None:
     """There, they do not join batches of short ones either. A second after the last short request, they use all threads."""
     queue, runner = new_queue(threads=2), FakeRunner(lambda rows, length: 0.02 + rows * length * 1e-6)
     list_request = add(queue, *[30] * 8, runner=runner)
-    assert [item.request for item in queue.take(0.0, long_runs=1)] == [list_request, list_request]
+    for _ in range(2):
+        assert [item.request for item in start(queue)] == [list_request, list_request]
+    queue.batches.pop()
     text = add(queue, 30, now=1.0, runner=runner)
-    assert [item.request for item in queue.take(1.0, long_runs=1)] == [text]
-    assert queue.take(1.9, long_runs=1) == []
-    assert [item.request for item in queue.take(1.9)] == [list_request, list_request]
-    assert [item.request for item in queue.take(2.0, long_runs=1)] == [list_request, list_request]
+    assert [item.request for item in take(queue, 1.0)] == [text]
+    assert take(queue, 1.9) == []
+    queue.batches.clear()
+    assert [item.request for item in start(queue, 1.9)] == [list_request, list_request]
+    assert [item.request for item in take(queue, 2.0)] == [list_request, list_request]
 
 
 def test_the_predicted_wait_of_a_long_request_leaves_a_thread_out() -> None:
@@ -302,7 +324,7 @@ def test_a_batch_gets_short_requests_before_long_ones() -> None:
     queue, runner = new_queue(), FakeRunner(lambda rows, length: 0.02 + rows * length * 1e-6)
     list_request = add(queue, *[30] * 6, runner=runner)
     text = add(queue, 20, now=0.001, runner=runner)
-    assert [item.request for item in queue.take(0.001)] == [list_request, text]
+    assert [item.request for item in take(queue, 0.001)] == [list_request, text]
 
 
 def test_a_request_that_is_cancelled_while_queued_uses_no_capacity() -> None:
@@ -338,7 +360,7 @@ def test_a_batch_takes_time_in_proportion_to_its_items() -> None:
         queue = new_queue()
         add(queue, *[3] * rows, runner=FakeRunner(expensive_start, max_batch_tokens=10**6))
         batch: list[Item] = []
-        count = lines_of(lambda: batch.extend(queue.take(0.0)))
+        count = lines_of(lambda: batch.extend(start(queue)))
         assert len(batch) == rows
         return count
 
@@ -351,9 +373,9 @@ def test_every_operation_takes_logarithmic_time() -> None:
         requests = [add(queue, 1 + i * 7 % 60, now=float(i), deadline=1e6, runner=runner) for i in range(waiting)]
         return {
             "put": lines_of(lambda: add(queue, 1, now=float(waiting), deadline=1e6, runner=runner)),
-            "take": lines_of(lambda: queue.take(float(waiting))),
+            "take": lines_of(lambda: queue.start_batch(float(waiting))),
             "close": lines_of(lambda: queue.close(requests[waiting // 2])),
-            "take past a closed request": lines_of(lambda: queue.take(float(waiting))),
+            "take past a closed request": lines_of(lambda: queue.start_batch(float(waiting))),
         }
 
     few, many = count_lines(100), count_lines(3_000)

@@ -12,8 +12,9 @@ import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, RefusedError, UnavailableError
 from bertserve.service.models.preparer import MAX_PREPARE_CHARS
-from bertserve.service.scheduling.records import Item
+from bertserve.service.scheduling.records import Batch
 from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.text.tokenizer import INLINE_CHARS
 from support.scheduler_harness import Harness, constant_seconds
 
 
@@ -158,16 +159,16 @@ async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(harness: Ha
     assert [await blocker, await stayer] == [["blocker"], ["stayer"]]
 
 
+@pytest.mark.harness(manual=True)
 async def test_a_request_expires_only_while_an_item_waits(harness: Harness) -> None:
-    blocker = await harness.block()
-    late = harness.submit("late", timeout_s=0.05)
+    harness.work.gate.clear()
+    running = harness.submit("running", timeout_s=0.3)
+    await asyncio.sleep(0)
+    await asyncio.to_thread(harness.work.started.acquire)
     with pytest.raises(ExpiredError):
-        await late
-    running = harness.submit("running", timeout_s=0.5)
-    await harness.work.let_one_pass()
-    await asyncio.sleep(0.6)
+        await harness.run("late", timeout_s=0.3)  # it ends after the deadline of the one that runs
     harness.work.gate.set()
-    assert [await blocker, await running] == [["blocker"], ["running"]]
+    assert await running == ["running"]
 
 
 @pytest.mark.harness(manual=True)
@@ -200,14 +201,14 @@ async def test_stop_answers_admitted_requests_and_refuses_new_ones(harness: Harn
 
 
 class Broken(RequestQueue):
-    """A queue whose `take` raises an error when `broken` is set."""
+    """A queue that starts no batch, but raises an error, when `broken` is set."""
 
     broken = False
 
-    def take(self, now: float, *, long_runs: int = 0) -> list[Item]:
+    def start_batch(self, now: float) -> Batch | None:
         if self.broken:
             raise RuntimeError("a bug of the queue")
-        return super().take(now, long_runs=long_runs)
+        return super().start_batch(now)
 
 
 @pytest.mark.harness(threads=2, queue=Broken)
@@ -286,15 +287,15 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
 
 
 async def test_texts_that_wait_to_be_tokenized_are_limited(harness: Harness) -> None:
-    gate, prepare = threading.Event(), harness.preparer.tokenize_on_thread
+    gate, prepare = threading.Event(), harness.preparer.prepare
     running, waiting = (asyncio.ensure_future(prepare(gate.wait, MAX_PREPARE_CHARS // 2, 20.0)) for _ in range(2))
     await asyncio.sleep(0)
     with pytest.raises(RefusedError):
-        await prepare(list, 1, 20.0)
+        await prepare(list, INLINE_CHARS + 1, 20.0)
     with pytest.raises(ExpiredError):
         waiting.cancel()
         await asyncio.wait([waiting])
-        await prepare(list, 1, 0.01)
+        await prepare(list, INLINE_CHARS + 1, 0.01)
     gate.set()
     await running
     await prepare(list, 2 * MAX_PREPARE_CHARS, 20.0)
@@ -319,7 +320,7 @@ async def test_a_result_is_never_set_twice(harness: Harness) -> None:
     assert harness.scheduler.ready
 
 
-@pytest.mark.harness(threads=2, multi_threads=2, manual=True)
+@pytest.mark.harness(threads=2, threads_per_run=2, manual=True)
 async def test_a_run_is_multi_threaded_only_without_other_work(harness: Harness) -> None:
     """It is if no other work runs, waits or has run recently."""
     multi_threaded_payloads: list[Any] = []

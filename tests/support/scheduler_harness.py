@@ -11,6 +11,7 @@ from bertserve.service.models.preparer import Preparer
 from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.text.tokenizer import INLINE_CHARS
 from support.fakes import FakeRunner, ManualClock
 
 
@@ -56,12 +57,9 @@ class Harness:
         self.work = Work()
         self.runner = FakeRunner(batch_seconds, run=self.work)
         self.clock = ManualClock()
-        multi_threads = more.pop("multi_threads", 1)
         self.queue = queue(**{"max_queue_tokens": 1000, "threads": threads} | more)
         self.hangs = 0
-        self.scheduler = Scheduler(
-            self.queue, multi_threads=multi_threads, clock=self.clock if manual else time.monotonic, on_hang=self.count_hang
-        )
+        self.scheduler = Scheduler(self.queue, clock=self.clock if manual else time.monotonic, on_hang=self.count_hang)
         self.preparer = Preparer(self.scheduler)
 
     async def __aenter__(self) -> Self:
@@ -89,7 +87,7 @@ class Harness:
         runner: FakeRunner | None = None,
         finish: Callable[[Sequence[Any]], Any] = list,
         then: Sequence[Any] = (),
-        tokenize: Callable[[], object] | None = None,
+        tokenize: Callable[[], Any] | None = None,
     ) -> Any:
         """Runs a request with an item per payload, and then one with each of `then`, after a call on a prepare thread.
 
@@ -102,12 +100,10 @@ class Harness:
             answers[:] = [finish(results)]
             return [(tokens, rest.pop(0))] if rest else []
 
-        self.scheduler.check_arrival(timeout_s)
-        if tokenize is not None:
-            await self.preparer.tokenize_on_thread(tokenize, 1000, timeout_s)
-        now = self.scheduler.clock()
+        now, chars = self.scheduler.clock(), INLINE_CHARS + (tokenize is not None)
+        await self.preparer.prepare(tokenize or list, chars, timeout_s)
         request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s, tokens * len(payloads))
-        await self.scheduler.run(request, [(tokens, payload) for payload in payloads])
+        await self.scheduler.handle(request, [(tokens, payload) for payload in payloads])
         return answers[0]
 
     def submit(self, *payloads: Any, **options: Any) -> asyncio.Task[Any]:

@@ -3,14 +3,14 @@
 import heapq
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.errors import RefusedError
-from bertserve.service.scheduling.records import Item, ScheduledRequest
+from bertserve.service.scheduling.records import Batch, ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 from support.fakes import FakeRunner
 
@@ -91,8 +91,6 @@ class Simulation:
         self.random = random.Random(self.seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_count = 0
-        self._ends: dict[int, float] = {}  # predicted ends of the current runs
-        self._long_runs = 0
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         self._event_count += 1
@@ -100,12 +98,11 @@ class Simulation:
 
     def arrive(self, *lengths: int) -> ScheduledRequest | None:
         """Admits a request whose texts have these numbers of tokens, or returns None."""
-        remaining_s = sum(max(end - self.now, 0.0) for end in self._ends.values()) if len(self._ends) == self.threads else 0.0
         request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S, sum(lengths))
-        wait = self.queue.wait_s(remaining_s)
+        wait = self.queue.wait_s(self.now)
         try:
-            self.queue.check_arrival(TIMEOUT_S, remaining_s)
-            self.queue.put(request, [(length, None) for length in lengths], TIMEOUT_S, remaining_s)
+            self.queue.check_arrival(self.now, TIMEOUT_S)
+            self.queue.put(request, [(length, None) for length in lengths], self.now)
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
             return None
@@ -126,27 +123,20 @@ class Simulation:
             self.on_end(request)
 
     def _start(self) -> None:
-        while len(self._ends) < self.threads:
-            if not (batch := self.queue.take(self.now, long_runs=self._long_runs)):
-                return
+        while len(self.queue.batches) < self.threads and (batch := self.queue.start_batch(self.now)):
             self._run(batch)
 
-    def _run(self, batch: Sequence[Item]) -> None:
-        """Starts a batch on a free thread."""
-        for item in batch:
+    def _run(self, batch: Batch) -> None:
+        for item in batch.items:
             progress, seconds = self.progress[item.request], self.now - item.request.arrived
             progress.waiting -= 1
             progress.first_s = seconds if progress.first_s is None else progress.first_s
-        self._long_runs += batch[0].request.is_long
-        rows, longest = len(batch), max(item.length for item in batch)
-        seconds = recorded_s(rows, longest) * self.slower * self.random.lognormvariate(0, 0.1)
-        self._ends[self._event_count] = self.now + self.runner.seconds(rows, longest) * self.slower
-        self.at(self.now + seconds, partial(self._end, self._event_count, batch))
+        seconds = recorded_s(len(batch.items), max(item.length for item in batch.items))
+        self.at(self.now + seconds * self.slower * self.random.lognormvariate(0, 0.1), partial(self._end, batch))
 
-    def _end(self, run: int, batch: Sequence[Item]) -> None:
-        del self._ends[run]
-        self._long_runs -= batch[0].request.is_long
-        for item in batch:
+    def _end(self, batch: Batch) -> None:
+        self.queue.batches.remove(batch)
+        for item in batch.items:
             if self.queue.finish(item, None) and self.queue.close(item.request):
                 self.progress[item.request].answered_s = self.now - item.request.arrived
                 self.on_end(item.request)
