@@ -4,7 +4,7 @@ from bertserve.service.body.json_text import to_plain
 from bertserve.service.body.reading import validate_as
 from bertserve.service.body.task_body import TRUSTED_LIMITS
 from bertserve.service.build import build
-from bertserve.service.bundle.validation_policy import difference, example_tolerance
+from bertserve.service.bundle.example import difference, example_tolerance
 from bertserve.service.errors import BertServeError
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS

@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from bertserve.service.errors import StartError
 from bertserve.service.messages import install_command
@@ -16,6 +16,7 @@ from bertserve.service.messages import install_command
 if TYPE_CHECKING:
     from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ShapePlan
 
+T = TypeVar("T")
 Options = dict[str, str]
 TENSORRT_MAJOR = 10  # the version that onnxruntime-gpu links
 Provider = Literal["cpu", "cuda", "tensorrt"]
@@ -72,6 +73,12 @@ class ExecutionProvider:
     engine_version: Callable[[], str] | None = None
     preload: Callable[[], Any] | None = None
     ranges: int = 0
+
+
+def split_into_ranges(lengths: Sequence[T], ranges: int) -> list[Sequence[T]]:
+    """Returns at most `ranges` ranges of lengths, all with the same number of them, except the last one, which can have fewer."""
+    size = -(-len(lengths) // ranges)
+    return [lengths[start : start + size] for start in range(0, len(lengths), size)]
 
 
 def cuda_options(graph: "GraphSpec", engine_cache_dir: Path | None = None, gpu: GpuOptions = FIRST_GPU) -> Options:

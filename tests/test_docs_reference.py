@@ -10,8 +10,8 @@ import facts
 from bertserve.bench import measurement, workloads
 from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import Limits
-from bertserve.service.bundle.calibration import Record
 from bertserve.service.bundle.manifest import Manifest  # its import defines all records
+from bertserve.service.bundle.record import Record
 from bertserve.service.errors import BertServeError, CallerError
 from bertserve.service.tasks.catalog import TASKS
 

@@ -16,8 +16,8 @@ from bertserve.export.gpu.small_outputs import add_small_outputs
 from bertserve.export.graph import onnx_files, ort_fusion
 from bertserve.export.inference import Feed
 from bertserve.export.progress import stage
-from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ShapeBucket, ShapePlan, split_evenly
-from bertserve.service.providers import PROVIDERS, Provider
+from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ShapeBucket, ShapePlan
+from bertserve.service.providers import PROVIDERS, Provider, split_into_ranges
 from bertserve.service.settings import GPU_BATCH_TOKENS
 
 _PLANNED_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -88,7 +88,7 @@ def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
     lengths = [*(length for length in _PLANNED_LENGTHS if length < max_length), max_length]
     max_rows = {
         length: max(GPU_BATCH_TOKENS // part[-1], 8 if ranges else 1)  # at least eight of the longest texts
-        for part in split_evenly(lengths, ranges or len(lengths))
+        for part in split_into_ranges(lengths, ranges or len(lengths))
         for length in part
     }
     buckets = tuple(ShapeBucket(length=n, rows=tuple(r for r in _PLANNED_ROWS if r <= max_rows[n])) for n in lengths)

@@ -181,7 +181,7 @@ def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
     answer = served.predict(replace(input_, parameters=input_.parameters.model_copy(update=changes)))
     no_answer_score, best = 0.0, answer.result
     if input_.parameters.handle_impossible_answer:
-        read = question_answering.windows_of(input_, served.tokenizer)
+        read = question_answering.cut_passage(input_, served.tokenizer)
         windows = zip(read.encodings, read.token_ranges, answer.rows, strict=True)
         no_answer_score = min(read.probabilities(encoding, len(window), row)[0] for encoding, window, row in windows)
     return (best["score"], no_answer_score), (exact_match(best["answer"], correct) == 1, not correct)

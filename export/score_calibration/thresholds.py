@@ -29,7 +29,7 @@ _DEVIATIONS = 1.645  # the 95 % quantile of the standard normal distribution
 
 def check_aims(aims: Sequence[Aim], method: Method, manifest: Manifest) -> None:
     """Refuses aims that the model does not support, and aims that cannot hold together, because a text has one decision."""
-    names = sorted({*manifest.labels, *token_classification.groups_of(manifest)}) if method == "tags" else manifest.labels
+    names = sorted({*manifest.labels, *token_classification.entity_groups(manifest)}) if method == "tags" else manifest.labels
     for aim in aims:
         if method == "answers" and (aim.label is not None or aim.counts_missed):
             raise UsageError(f"`{aim}` is not for question answering; use precision or max-error, without a label.")

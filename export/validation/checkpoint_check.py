@@ -15,9 +15,9 @@ from bertserve.export.validation.comparison import measure_graph
 from bertserve.export.validation.reference import sample_reference
 from bertserve.export.validation.verify import VerifyOptions, VerifyReport
 from bertserve.export.workspace import ignore_signals
+from bertserve.service.bundle.example import difference
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.validation_policy import difference
 from bertserve.service.text.tokenizer import Tokenizer
 
 

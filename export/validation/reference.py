@@ -25,7 +25,7 @@ from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES, NUMBER_BYTES
 from bertserve.service.tasks.step import TextInput
-from bertserve.service.text.tokenizer import is_failure
+from bertserve.service.text.tokenizer import is_tokenizer_failure
 from bertserve.service.text.windows import default_stride
 
 
@@ -87,7 +87,7 @@ def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str,
             return_attention_mask=True,
         )
     except BaseException as error:
-        if not is_failure(error):
+        if not is_tokenizer_failure(error):
             raise
         raise ValueError(f"a window of {options['max_length']} tokens has no room for the text and its overlap: {error}") from error
     if not any(part.type_id for part in spec.parts):

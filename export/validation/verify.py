@@ -17,16 +17,11 @@ from bertserve.export.tasks.evaluation import MetricValue
 from bertserve.export.validation.comparison import Comparison, Reference, predict_sample
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, model_sample_inputs, open_graph
+from bertserve.service.bundle.example import difference, example_precision, example_tolerance
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.validation_policy import (
-    describe_agreement,
-    difference,
-    example_precision,
-    example_tolerance,
-    summarize_agreement,
-)
+from bertserve.service.bundle.validation_policy import describe_agreement, summarize_agreement
 from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import BertServeError, CallerError, EngineError
 from bertserve.service.messages import SHOWN_CHARS, did_you_mean, plural

@@ -1,25 +1,16 @@
-"""The base of all manifest records, and the record of a graph's calibration and thresholds.
-
-`bert-export calibrate` measures them, and the service applies them.
-
-docs/reference/manifest.md specifies each field, and a test keeps it complete.
-"""
+"""The calibration and thresholds of a graph: `bert-export calibrate` measures them, and the service applies them."""
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from bertserve.service.bundle.record import Record
 
 Method = Literal["temperature", "per-label", "tags", "answers"]
 AimName = Literal["precision", "recall", "max-error", "coverage"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
-
-
-class Record(BaseModel):
-    """Base of all manifest records: they are frozen, and an unknown field or a wrong type is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Interval(Record):

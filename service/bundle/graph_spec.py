@@ -1,26 +1,19 @@
-"""The manifest's description of a graph. docs/reference/manifest.md specifies each field, and a test keeps it complete."""
+"""The manifest's description of a graph."""
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from bertserve.service.bundle.calibration import Calibration, Record
-from bertserve.service.providers import Provider
+from bertserve.service.bundle.calibration import Calibration
+from bertserve.service.bundle.record import Record
+from bertserve.service.providers import Provider, split_into_ranges
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray  # the parent of workers must not import numpy
 
-T = TypeVar("T")
 Outputs: TypeAlias = "dict[str, NDArray[Any]]"  # a graph's outputs for one encoding by name, float32, or the parts that a task keeps
-
-
-def split_evenly(items: Sequence[T], parts: int) -> list[Sequence[T]]:
-    """Returns at most `parts` consecutive ranges with the same number of items, except the last one, which can have fewer."""
-    size = -(-len(items) // parts)
-    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 class ShapeBucket(Record):
@@ -65,7 +58,7 @@ class ShapePlan(Record):
 
     def split(self, parts: int) -> "list[ShapePlan]":
         """Returns at most `parts` plans of consecutive lengths, the shortest first."""
-        return [ShapePlan(buckets=tuple(buckets), masks=self.masks) for buckets in split_evenly(self.buckets, parts)]
+        return [ShapePlan(buckets=tuple(buckets), masks=self.masks) for buckets in split_into_ranges(self.buckets, parts)]
 
     def within(self, tokens: int) -> "ShapePlan":
         """Returns the plan without shapes of more than `tokens` padded tokens; every length keeps its smallest number of rows."""

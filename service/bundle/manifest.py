@@ -1,14 +1,11 @@
-"""The manifest: everything that the service must know about a model.
-
-docs/reference/manifest.md specifies each field of each record; a test checks that none is missing there.
-"""
+"""The manifest: everything that the service must know about a model."""
 
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from bertserve.service.bundle.calibration import Record
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.record import Record
 from bertserve.service.providers import Provider
 
 Side = Literal["left", "right"]

@@ -1,14 +1,13 @@
 """How the agreement of a graph with its checkpoint is measured, and whether its validation report meets the operator's requirements.
 
 A measure must be able to fail: the share of equal labels is always 1 if there is only one label, and an empty list of
-entities always equals an empty list. `difference` compares an answer to the stored example with the one at the export.
+entities always equals an empty list.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, Measure, Precision, ValidationReport
+from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, Measure, ValidationReport
 from bertserve.service.bundle.manifest import Metric
 from bertserve.service.errors import StartError
 
@@ -25,8 +24,6 @@ MEASURES: dict[Measure, str] = {
 LOW_AGREEMENT_THRESHOLD = 0.98
 _MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the validation report of an existing bundle
 _Z = 1.96  # quantile of the normal distribution for 95 %
-# Maximum difference of a score from the stored one; kernels differ between CPUs, those of int8 most.
-CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
 
 
 def has_low_agreement(graph: GraphSpec) -> bool:
@@ -124,27 +121,3 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
             "a closer graph (--precision fp32), export again with a lower `bert-export --max-int8-error`, your own --int8-texts, or "
             "--int8-validation with texts of the model's own domain, or lower --min-agreement."
         )
-
-
-def example_precision(graphs: Sequence[GraphSpec]) -> Precision:
-    """Returns the precision of the graph that gave the result of the stored example."""
-    return min((graph for graph in graphs if graph.default), key=lambda graph: graph.provider != "cpu").precision
-
-
-def example_tolerance(graph: GraphSpec, graphs: Sequence[GraphSpec]) -> float:
-    """Returns the maximum difference of a graph's score from the stored one, which a graph with another precision may have given."""
-    return max(CHECK_TOLERANCE[graph.precision], CHECK_TOLERANCE[example_precision(graphs)])
-
-
-def difference(expected: Any, actual: Any, tolerance: float) -> str | None:
-    """Returns the difference between two results, or None. Numbers may differ by `tolerance`; other values must be equal."""
-    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
-        return next((why for pair in zip(expected, actual, strict=True) if (why := difference(*pair, tolerance))), None)
-    if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():
-        return next((f"{key}: {why}" for key in expected if (why := difference(expected[key], actual[key], tolerance))), None)
-    if isinstance(expected, float) and isinstance(actual, float):
-        return (
-            None if abs(expected - actual) <= tolerance else f"{actual:.6f} differs from the stored {expected:.6f} by more than {tolerance}"
-        )
-    is_equal = expected == actual and isinstance(expected, bool) == isinstance(actual, bool)  # in Python, False equals 0
-    return None if is_equal else f"{actual!r} is not the stored {expected!r}"

@@ -111,7 +111,7 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[Tokenizer, Onn
         StartError: The provider is missing, or cannot load the graph.
         SettingsError: The model's longest text exceeds the maximum tokens of a batch.
     """
-    manifest, task = bundle.manifest, catalog.spec_of(bundle)
+    manifest, task = bundle.manifest, catalog.find_spec(bundle)
     graph = bundle.graph(settings.provider, settings.precision)
     batch_tokens = settings.batch_tokens(graph.precision)
     if manifest.tokenizer.max_length > batch_tokens:

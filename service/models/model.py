@@ -16,7 +16,7 @@ from bertserve.service.models.request_progress import EncodingPayload, Predictio
 from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
-from bertserve.service.tasks.catalog import TASKS, tasks_of
+from bertserve.service.tasks.catalog import TASKS, answered_tasks
 from bertserve.service.tasks.cost import total_chars
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class Model:
         self.bundle = bundle
         self.name = bundle.manifest.name
         self.task: str = bundle.manifest.task
-        self.tasks = tasks_of(bundle.manifest)
+        self.tasks = answered_tasks(bundle.manifest)
         self.graph = graph = engines.single_threaded.graph
         self.engines = engines
         self.max_batch_tokens = settings.batch_tokens(graph.precision)

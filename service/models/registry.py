@@ -15,7 +15,7 @@ from bertserve.service.errors import CallerValue, HttpError, InvalidValueError, 
 from bertserve.service.messages import describe_validation_error, did_you_mean, quote_names
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
-from bertserve.service.tasks.catalog import TASKS, requested_task, tasks_of
+from bertserve.service.tasks.catalog import TASKS, answered_tasks, requested_task
 
 logger = logging.getLogger("bertserve.loading")
 
@@ -120,7 +120,7 @@ class Registry:
                 try:
                     if path.name in broken:
                         raise StartError(broken[path.name])
-                    models.append(SimpleNamespace(name=path.name, tasks=tasks_of(read_manifest(path)[0])))
+                    models.append(SimpleNamespace(name=path.name, tasks=answered_tasks(read_manifest(path)[0])))
                 except StartError as error:
                     if not self._settings.skip_broken:
                         raise

@@ -21,7 +21,7 @@ from bertserve.service.models import loading
 from bertserve.service.models.request_progress import EncodingPayload, RequestProgress, truncation_warning
 from bertserve.service.scoring.rows import Row, rejecting
 from bertserve.service.settings import ScoreSettings
-from bertserve.service.tasks.catalog import TASKS, requested_task, tasks_of
+from bertserve.service.tasks.catalog import TASKS, answered_tasks, requested_task
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
@@ -41,7 +41,7 @@ class RowReader:
         """
         self._manifest = manifest
         self._limits = Limits(settings.max_inputs, settings.max_chars, settings.max_top_k)
-        columns, parameters, tasks = settings.columns, settings.parameters, tasks_of(manifest)
+        columns, parameters, tasks = settings.columns, settings.parameters, answered_tasks(manifest)
         implied = requested_task(manifest.task, parameters | columns | {"inputs": columns, "parameters": parameters})
         task = next((task for task, spec in TASKS.items() if settings.task in (task, spec.path)), settings.task or implied)
         if task not in tasks:

@@ -38,7 +38,7 @@ TASKS: Mapping[str, TaskSpec] = {
 }
 
 
-def spec_of(bundle: Bundle) -> TaskSpec:
+def find_spec(bundle: Bundle) -> TaskSpec:
     """Returns the task of a bundle.
 
     Raises:
@@ -54,7 +54,7 @@ def spec_of(bundle: Bundle) -> TaskSpec:
     return spec
 
 
-def tasks_of(manifest: Manifest) -> tuple[str, ...]:
+def answered_tasks(manifest: Manifest) -> tuple[str, ...]:
     """Returns the names of all tasks that a bundle answers, its own task first."""
     derived = (
         spec.name

@@ -24,7 +24,7 @@ from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, Ta
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import ReadSpan, Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair, too_long_error, windows
-from bertserve.service.text.words import Unit, words_of
+from bertserve.service.text.words import Unit, find_words
 
 TASK = "text-classification"
 MAX_EXPLAINED = 8  # labels of a text, if they are scored independently; each lists all words in the answer
@@ -152,7 +152,7 @@ def _occluded_texts(fields: Sequence[str], tokens: Sequence[Tokens], token_range
             windows_count=len(token_ranges),
         )
     texts = [
-        OccludedText(field, text_tokens, token_range, words_of(text_tokens, token_range))
+        OccludedText(field, text_tokens, token_range, find_words(text_tokens, token_range))
         for field, text_tokens, token_range in zip(fields, tokens, token_ranges[0], strict=True)
     ]
     occlusion.check_word_count(sum(len(text.words) for text in texts), "the pair" if len(texts) > 1 else "the text", "shorten it")

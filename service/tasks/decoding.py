@@ -39,11 +39,11 @@ def apply_calibration(scores: Floats, link: Link, scale: Sequence[float], bias: 
         scale: One value, or one per label.
         bias: Likewise.
     """
-    logits = (np.array(scale) * logits_of(scores, link) + np.array(bias)).astype(np.float32)
+    logits = (np.array(scale) * to_logits(scores, link) + np.array(bias)).astype(np.float32)
     return np.exp(np.minimum(logits, 0)) if link == "power" else activate(logits, link)
 
 
-def logits_of(scores: Floats, link: Link) -> NDArray[np.float64]:
+def to_logits(scores: Floats, link: Link) -> NDArray[np.float64]:
     """Returns finite logits that result in these scores, float64 of the same shape: log odds for `sigmoid`, otherwise logarithms."""
     if link == "none":
         return scores.astype(np.float64)

@@ -180,7 +180,7 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
     [row] = yield Step(
         [encoding],
         Cost(_vector_bytes(input_, len(encoding))),
-        lambda _, row: vector_of(input_, row, model.config),
+        lambda _, row: pool(input_, row, model.config),
         small_outputs=input_.own_pooling,
         truncated=truncated,
         warnings=() if input_.text.strip() else EMPTY_WARNINGS,
@@ -207,7 +207,7 @@ def encode(input_: EmbedInput, text: str, tokenizer: Tokenizer) -> tuple[Encodin
     return tokenizer.assemble(tokens.ids[token_range.start : token_range.stop]), len(tokens) > room
 
 
-def vector_of(input_: EmbedInput, row: Outputs, config: ModelConfig) -> Outputs:
+def pool(input_: EmbedInput, row: Outputs, config: ModelConfig) -> Outputs:
     """Returns a row's `vector`, a copy, float32 [values]; for the pooling `none` the vectors of all tokens, float32 [length, values]."""
     is_pooled = input_.own_pooling and VECTOR_OUTPUT in row
     values = row[VECTOR_OUTPUT] if is_pooled else _POOLINGS[input_.parameters.pooling](_token_vectors(input_, row, config))

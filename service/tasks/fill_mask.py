@@ -21,7 +21,7 @@ from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidParameterError, InvalidValueError
 from bertserve.service.tasks.cost import TEXT_CHARS, candidates_cost
 from bertserve.service.tasks.decoding import activate, best_tokens
-from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, fill_jointly, slots_of
+from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, build_slots, fill_jointly
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -186,7 +186,7 @@ def target_slots(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slo
         if tokens:
             target_by_tokens.setdefault(tokens, target)
     unknown = [target for target, tokens in zip(targets, target_tokens, strict=True) if not tokens or tokenizer.unknown_id in tokens]
-    return slots_of(target_by_tokens), (
+    return build_slots(target_by_tokens), (
         f"targets; {len(unknown)} of {len(targets)} have no tokens, or tokens that are not in the vocabulary: {_start_of(unknown)}",
     ) if unknown else ()
 

@@ -124,7 +124,7 @@ def fill_jointly(input_: "FillMaskInput", ids: list[int], masks: list[int], toke
     return (yield from _search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
-def slots_of(targets: Mapping[TokenTuple, str]) -> list[Slot]:
+def build_slots(targets: Mapping[TokenTuple, str]) -> list[Slot]:
     """Returns the slots of a mask, one for each number of tokens of the targets; `targets` maps tokens to their target."""
     slots = []
     for size in sorted({len(tokens) for tokens in targets}):

@@ -27,7 +27,7 @@ from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInp
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import default_stride, windows
-from bertserve.service.text.words import Unit, Word, convert_offsets, most_within, words_of
+from bertserve.service.text.words import Unit, Word, convert_offsets, find_words, most_within
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384  # tokens of a window, as in transformers
@@ -94,7 +94,7 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
     parameters = input_.parameters
     is_summed = parameters.duplicates == "sum"
     rule = decision_rule(parameters, model, can_calibrate=not is_summed, probabilities=not is_summed)
-    read = windows_of(input_, model.tokenizer)
+    read = cut_passage(input_, model.tokenizer)
     spans = read.passage.read_spans(read.token_ranges, "context") if len(read.token_ranges) > 1 else ()
     rows = yield Step(read.encodings, _cost(read, parameters), copy_outputs, read_spans=spans)
     collector: SummedAnswers | BestAnswers = (SummedAnswers if is_summed else BestAnswers)(
@@ -140,7 +140,7 @@ def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> Floats:
     return rule.calibrated(np.array([score], np.float32), "power", 0 if is_answer else 1)
 
 
-def windows_of(input_: TextInput[QuestionAnsweringParameters], tokenizer: Tokenizer) -> PassageWindows:
+def cut_passage(input_: TextInput[QuestionAnsweringParameters], tokenizer: Tokenizer) -> PassageWindows:
     """Returns the windows of a passage: one, or as many as `max_seq_len` and `doc_stride` require.
 
     Raises:
@@ -179,7 +179,7 @@ def _cost(read: PassageWindows, parameters: QuestionAnsweringParameters) -> Cost
     cost = Cost(decode_us=spans // SPANS_PER_US + WINDOW_US * len(read.token_ranges))
     if not parameters.explain:
         return cost
-    words = len(words_of(read.question)) + most_within(words_of(read.passage), read.token_ranges)
+    words = len(find_words(read.question)) + most_within(find_words(read.passage), read.token_ranges)
     occlusion.check_word_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
     return cost + occlusion.cost(words, max(map(len, read.encodings)), [read.question.text, read.passage.text])
 
@@ -191,8 +191,8 @@ def _explain(
 
     `best` gets the explanation; `window` has the tokens of its window, and `span` its own tokens, None for "no answer".
     """
-    words = [word for word in words_of(read.passage, window) if span is None or not _overlaps(word, best, span)]
-    question = OccludedText("question", read.question, range(len(read.question)), words_of(read.question))
+    words = [word for word in find_words(read.passage, window) if span is None or not _overlaps(word, best, span)]
+    question = OccludedText("question", read.question, range(len(read.question)), find_words(read.question))
 
     def scores_of(row: Outputs, encoding: Encoding, text: OccludedText, word: Word) -> Floats:
         removed = 0 if text is question else len(word.tokens)

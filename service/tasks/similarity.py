@@ -31,7 +31,7 @@ def compare(input_: embed.EmbedInput, model: TaskModel) -> TaskGenerator:
     rows = yield Step(
         [encoding for encoding, _ in encoded],
         Cost(NUMBER_BYTES * len(encoded)),
-        lambda _, row: embed.vector_of(input_, row, model.config),
+        lambda _, row: embed.pool(input_, row, model.config),
         small_outputs=input_.own_pooling,
         truncated=any(truncated for _, truncated in encoded),
     )

@@ -69,7 +69,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
     outside = {OUTSIDE, *(label for label, tag in zip(labels, tags, strict=True) if tag == OUTSIDE)}
     if not ignored.isdisjoint(outside):  # `O` and the model's own spelling of it are the same
         ignored |= outside
-    names = (labels if strategy == "none" else groups_of(model.config)) if input_.parameters.decide else ()
+    names = (labels if strategy == "none" else entity_groups(model.config)) if input_.parameters.decide else ()
     rule = decision_rule(input_.parameters, model, [name for name in names if name not in ignored])
     (tokens,) = tokenizer.tokenize([input_.text])
     room = tokenizer.max_text_tokens(pair=False)
@@ -105,7 +105,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
     return (yield from rule.answer_or_decision(decision, entities, best, predictions, left_out=len(all_entities) - len(entities)))
 
 
-def groups_of(config: ModelConfig) -> list[str]:
+def entity_groups(config: ModelConfig) -> list[str]:
     """Returns the names that an entity can have; the names of a token are the labels."""
     return sorted({*map(_group_name, config.tags or config.labels)})
 

@@ -140,7 +140,7 @@ class Tokenizer:
             else:
                 encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         except BaseException as error:
-            if is_failure(error):
+            if is_tokenizer_failure(error):
                 raise EngineError("the tokenizer failed with {name}. This is a bug.", name=type(error).__name__) from error
             raise
         texts_tokens = []
@@ -220,7 +220,7 @@ class Tokenizer:
         return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), text_starts, positions)
 
 
-def is_failure(error: BaseException) -> bool:
+def is_tokenizer_failure(error: BaseException) -> bool:
     """Returns whether the library failed: its panic is not an Exception, and must end neither a thread nor a reload."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
@@ -252,7 +252,7 @@ def _load(path: Path) -> tuple[Any, int | None, int]:
         # without an unknown token, a question mark is the replacement
         return tokenizer, unknown_id, tokenizer.encode("?", add_special_tokens=False).ids[-1] if unknown_id is None else unknown_id
     except BaseException as error:
-        if is_failure(error):
+        if is_tokenizer_failure(error):
             raise StartError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.") from error
         raise
 

@@ -31,7 +31,7 @@ class Word:
     tokens: range
 
 
-def words_of(tokens: Tokens, token_range: range | None = None) -> list[Word]:
+def find_words(tokens: Tokens, token_range: range | None = None) -> list[Word]:
     """Returns the words of a text in order; each token belongs to at most one word.
 
     `token_range` has the tokens to use, which can split words at the edges; None for all.

@@ -15,8 +15,8 @@ from bertserve.export.build_input import choose_precisions
 from bertserve.export.gpu.build import plan_shapes
 from bertserve.export.gpu.fp16 import MAX_FP16_MAGNITUDE, find_overflowing_nodes
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
+from bertserve.service.bundle.example import difference
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.validation_policy import difference
 from bertserve.service.settings import GPU_BATCH_TOKENS
 from bertserve.service.tasks import similarity
 from bertserve.service.tasks.embed import EmbedBody

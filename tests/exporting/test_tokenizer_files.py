@@ -90,7 +90,7 @@ def test_the_passage_is_before_the_question_if_the_tokenizer_pads_on_the_left(tm
     edit_json(source / "tokenizer_config.json", padding_side="left")
     question, passage = "who?", "the good film is bad"
     request = answer_input(question, passage)
-    [encoding] = question_answering.windows_of(request, service_tokenizer(load_checkpoint(str(source)), tmp_path)).encodings
+    [encoding] = question_answering.cut_passage(request, service_tokenizer(load_checkpoint(str(source)), tmp_path)).encodings
 
     reference = transformers.AutoTokenizer.from_pretrained(source)(passage, question)
     assert encoding.ids.tolist() == reference["input_ids"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.service.bundle.validation_policy import difference
+from bertserve.service.bundle.example import difference
 from support import ROOT, wait_until
 from support.replica import free_ports, is_ready
 

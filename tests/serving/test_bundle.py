@@ -110,7 +110,7 @@ def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, ch
         tiny.edit(path, lambda m, name=name, value=value: m.update({name: m[name] | value if isinstance(value, dict) else value}))
 
     with raises_exactly(StartError, match=pattern):
-        catalog.spec_of(files.load_bundle(path))
+        catalog.find_spec(files.load_bundle(path))
 
 
 def test_bundles_are_found_in_order_of_their_names(tmp_path: Path) -> None:

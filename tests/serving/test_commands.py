@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bertserve.service import __version__
+from bertserve.service.bundle.example import difference, example_tolerance
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.bundle.validation_policy import difference, example_tolerance
 from bertserve.service.cli import main
 from support import tiny
 from support.app_client import result_of

@@ -149,7 +149,7 @@ def test_answers_have_no_white_space_at_their_ends(
     request, tokenizer = TextInput("a?", parameters, text), with_white_space(kind, question_answering.TASK)
     if not text.strip():
         with pytest.raises(InvalidValueError, match="`context`"):
-            question_answering.windows_of(request, tokenizer)
+            question_answering.cut_passage(request, tokenizer)
         return
 
     def rows(encodings: Sequence[Encoding]) -> list[dict[str, Floats]]:
@@ -272,7 +272,7 @@ def question_of(fields: dict[str, Any], room: int, stride: int, seed: int) -> tu
     how = {name: value for name, value in fields.items() if name != "context"}
     parameters = question_answering.QuestionAnsweringParameters(**how, max_seq_len=room + 5, doc_stride=stride)
     request = TextInput("good?", parameters, fields["context"])
-    passage_windows = question_answering.windows_of(request, tokenizer_of(question_answering.TASK, 4096))
+    passage_windows = question_answering.cut_passage(request, tokenizer_of(question_answering.TASK, 4096))
     rows = [
         {name: random_logits(seed + 2 * n + m, len(encoding)) for m, name in enumerate(("start_logits", "end_logits"))}
         for n, encoding in enumerate(passage_windows.encodings)
@@ -309,5 +309,5 @@ def test_equal_answers_with_summed_scores_keep_the_place_of_the_reference() -> N
     request = TextInput("good?", parameters, "good bad bad bad bad good")
     for side, place in (("right", 0), ("left", 21)):
         tokenizer = tokenizer_of(question_answering.TASK, 4096, side)
-        rows = certain_of_good(question_answering.windows_of(request, tokenizer))
+        rows = certain_of_good(question_answering.cut_passage(request, tokenizer))
         assert decode(question_answering, request, rows, tokenizer=tokenizer)["start"] == place

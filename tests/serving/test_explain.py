@@ -11,7 +11,7 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.text.words import Word, most_within, words_of
+from bertserve.service.text.words import Word, find_words, most_within
 from support import tiny
 from support.app_client import Send, error_of_inputs, fake_service, open_api, post, result_of, serving
 from support.embedded import EmbeddedBundle, load
@@ -66,7 +66,7 @@ def tokenizer() -> Tokenizer:
 def words(text: str, span: range | None = None) -> list[str]:
     """Returns the words of a text, with the tokenizer of the included sentiment model."""
     (tokens,) = tokenizer().tokenize([text])
-    return [text[word.start : word.end] for word in words_of(tokens, span)]
+    return [text[word.start : word.end] for word in find_words(tokens, span)]
 
 
 def test_tokens_are_joined_to_words() -> None:
