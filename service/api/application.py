@@ -17,7 +17,7 @@ from bertserve.service.api.error_responses import ErrorFormat, ErrorLog
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.formats import openai
 from bertserve.service.api.formats.open_inference import JSON_LENGTH_HEADER
-from bertserve.service.api.jsonl import LINES_TYPES, LineStream
+from bertserve.service.api.jsonl import LINES_TYPE, LINES_TYPES, LineStream
 from bertserve.service.api.open_requests import OpenRequests
 from bertserve.service.api.receiving import LARGE_BYTES, read_body, until_disconnect
 from bertserve.service.api.request import REQUEST_KEY, RequestContext
@@ -125,7 +125,7 @@ class Application:
         """Answers an admitted request that runs models."""
         scope, settings = request.scope, self._state.settings
         content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        is_stream = route.streams and content_type in LINES_TYPES
+        is_stream = route.other_type == LINES_TYPE and content_type in LINES_TYPES
         if not is_stream:  # each line of a stream counts as a request
             request.task, request.model = route.task or UNKNOWN, UNKNOWN
         timeout_s = request.read_timeout_s()

@@ -16,27 +16,14 @@ from starlette.types import Scope
 
 from bertserve.service.api.call import Call
 from bertserve.service.api.error_responses import ErrorFormat, error_text
-from bertserve.service.api.jsonl import LINES_TYPE
-from bertserve.service.api.request import TIMEOUT_HEADER, RequestContext
+from bertserve.service.api.request import RequestContext
 from bertserve.service.auth import Access
 from bertserve.service.errors import CallerValue, HttpError, MalformedRequestError
 from bertserve.service.tasks.catalog import TASKS
 
-INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI: the formats of the service and of others
-_NAME = re.compile(r"\{(\w+)\}")  # a parameter in a path
 # control characters, invalid UTF-8, and the segments `.` and `..`: a proxy can interpret such a path in another way
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
-_TIMEOUT_PARAMETER = {
-    "name": TIMEOUT_HEADER,
-    "in": "header",
-    "schema": {"type": "integer", "minimum": 1},
-    "description": "Milliseconds until the request must have started.",
-}
-# a reference instead of FastAPI's `model`, which would compile a validator for each route at every start
-_ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
-_ERRORS: dict[int | str, dict[str, Any]] = {"default": {"description": "An error.", "content": _ERROR_CONTENT}}
-_STATUSES = (400, 401, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504)  # of errors of requests to models
 
 
 class GuardedRoute(APIRoute):
@@ -56,18 +43,20 @@ class GuardedRoute(APIRoute):
         """Creates the route; only admins can use a route without a declaration. The options are those of FastAPI's class."""
         self.access = access
         self.error_format = error_format
-        options = {"responses": _ERRORS, "response_model": None, "generate_unique_id_function": operation_id} | options
+        # without this response, FastAPI would describe its own errors
+        options = {"responses": {"default": {"description": "An error."}}, "response_model": None} | options
         super().__init__(path, endpoint, **options)
 
 
 class InferenceRoute(GuardedRoute):
-    """A path that runs models, for POST. FastAPI only describes it; `Application` serves its requests.
+    """A path that runs models, for POST; `{name}` in it is a model's name. `Application` serves its requests.
 
     Attributes:
         read_call: Returns the call of a body and its request; raises a CallerError if the body is wrong.
         bodies: Types of the body, for OpenAPI; a body has one of them.
+        response: Type of the response's body, for OpenAPI.
         task: The task of the path; None if it depends on the model or the body.
-        streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
+        other_type: The content type of a body and its response that are not JSON, if the route has one.
     """
 
     def __init__(
@@ -79,49 +68,17 @@ class InferenceRoute(GuardedRoute):
         response: Any,
         *,
         task: str | None = None,
-        streams: bool = False,
+        other_type: str | None = None,
         error_format: ErrorFormat = error_text,
     ) -> None:
-        """Creates the route and its OpenAPI description; `{name}` in the path is a model's name.
-
-        `response` is the type of the response or, for a format that others define, an example.
-        """
+        """Creates the route; the attributes describe the arguments."""
         self.read_call = read_call
         self.bodies = bodies
+        self.response = response
         self.task = task
-        self.streams = streams
-        lines: dict[str, Any] = {LINES_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if streams else {}
-        result: dict[str, Any] = {"description": "A result, or a list of them: one for each input."}
-        if isinstance(response, dict):
-            result["content"] = {"application/json": {"example": response}}
-        else:
-            result |= {"model": response, "content": lines}
-        references = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in bodies]
-        json_body: dict[str, Any] = {"schema": references[0]}
-        if len(bodies) > 1:
-            json_body = {
-                "schema": {"anyOf": references},
-                "examples": {spec.path: {"summary": spec.title, "value": spec.body.example()} for spec in TASKS.values()},
-            }
-        path_params = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(path)]
-        responses = {200: result, **_ERRORS}
-        for status in sorted({error_format(status, "", "")[0] for status in _STATUSES}):  # each format can change it
-            responses[status] = {"description": HTTPStatus(status).phrase, "content": _ERROR_CONTENT}
-        super().__init__(
-            path,
-            lambda: None,  # never called
-            access=Access.KEY,
-            error_format=error_format,
-            methods=["POST"],
-            summary=summary,
-            tags=[INFERENCE if streams else OTHER_CLIENTS],
-            response_class=Response,
-            responses=responses,
-            openapi_extra={
-                "requestBody": {"required": True, "content": {"application/json": json_body} | lines},
-                "parameters": [*path_params, _TIMEOUT_PARAMETER],
-            },
-        )
+        self.other_type = other_type
+        # FastAPI never calls the function
+        super().__init__(path, lambda: None, access=Access.KEY, error_format=error_format, methods=["POST"], summary=summary)
 
 
 class RouteTable:
@@ -192,10 +149,3 @@ def file_route(path: str, content: bytes, headers: Mapping[str, str]) -> Guarded
         return Response(content, headers=headers)
 
     return GuardedRoute(path, file, access=Access.PUBLIC, include_in_schema=False)
-
-
-def operation_id(route: APIRoute) -> str:
-    """Returns the name of an operation in generated clients: its path in words, such as `classify` or `get_models_by_name_info`."""
-    words = _NAME.sub(r"by_\1", route.path)
-    words = "_".join(re.findall("[a-z0-9]+", words)) or "base_url"
-    return words if "POST" in (route.methods or ()) else f"get_{words}"

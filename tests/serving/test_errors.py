@@ -11,7 +11,7 @@ from starlette.types import Message
 import facts
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import response
-from bertserve.service.api.fastapi_app import ErrorBody
+from bertserve.service.api.openapi import ErrorBody
 from bertserve.service.body.json_text import to_json
 from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.tasks.catalog import TASKS

@@ -57,6 +57,26 @@ class DocumentsBody(rerank.QueryBody):
         return [rerank.RerankInput(self.query, self.ranked_texts())]
 
 
+class RankedDocument(BaseModel):
+    """The score of a document, by its index in the request; with `return_documents` also the document."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class RerankResponse(BaseModel):
+    """The best documents, best first; each vendor's client expects the number of tokens in another field."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_RESPONSE_EXAMPLE]})
+
+    id: Annotated[str, Field(description="The request id.")]
+    model: str
+    results: list[RankedDocument]
+    usage: dict[str, int]
+    meta: dict[str, dict[str, int]]
+
+
 def read_rerank(raw: bytes, request: RequestContext) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
     body = validate_as(DocumentsBody, parse_json(raw, DocumentsBody), request.state.limits, is_null_or_ignored)
@@ -77,7 +97,6 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
             {"index": item["index"], "relevance_score": item["score"]} | ({"document": documents[item["index"]]} if documents else {})
             for item in ranked[: body.top_n]
         ]
-        # each vendor's client expects the tokens in another field
         meta = {"tokens": {"input_tokens": prediction.tokens}}
         answer = {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}
         return to_json(answer), JSON_HEADERS
@@ -89,6 +108,6 @@ def routes() -> list[InferenceRoute]:
     """Returns the routes of both versions; clients of the first one read errors in OpenAI's format."""
     summary = "Rank documents by a query, in the format of Cohere's and Jina's APIs"
     return [
-        InferenceRoute(path, read_rerank, summary, (DocumentsBody,), _RESPONSE_EXAMPLE, task=rerank.TASK, error_format=error_format)
+        InferenceRoute(path, read_rerank, summary, (DocumentsBody,), RerankResponse, task=rerank.TASK, error_format=error_format)
         for path, error_format in (("/v1/rerank", error_object), ("/v2/rerank", error_text))
     ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from bertserve.service.api.call import JSON_HEADERS, Call
 from bertserve.service.api.formats.ignored_fields import is_ignored
+from bertserve.service.api.jsonl import LINES_TYPE
 from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import InferenceRoute
 from bertserve.service.body.json_text import to_json
@@ -79,7 +80,7 @@ def routes() -> list[InferenceRoute]:
     """Returns the routes of tasks, and those of any task."""
     specs = TASKS.values()
     bodies, response_type = tuple(spec.body for spec in specs), reduce(operator.or_, (spec.response_type for spec in specs))
-    of_any_task = partial(InferenceRoute, bodies=bodies, response=response_type, streams=True)
+    of_any_task = partial(InferenceRoute, bodies=bodies, response=response_type, other_type=LINES_TYPE)
     return [
         *map(_task_route, specs),
         of_any_task("/models/{name}", read_for_model, "Run a model by its name, for its own task or one that the body fits"),
@@ -90,4 +91,4 @@ def routes() -> list[InferenceRoute]:
 
 def _task_route(spec: TaskSpec) -> InferenceRoute:
     read = partial(read_for_task, spec.name, spec.body)
-    return InferenceRoute(f"/{spec.path}", read, spec.title, (spec.body,), spec.response_type, task=spec.name, streams=True)
+    return InferenceRoute(f"/{spec.path}", read, spec.title, (spec.body,), spec.response_type, task=spec.name, other_type=LINES_TYPE)

@@ -1,6 +1,6 @@
 """The wire format of KServe's V1 protocol, which Vertex AI uses too: a task's inputs as `instances`, answered by `predictions`."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
@@ -13,7 +13,7 @@ from bertserve.service.body.task_body import ClosedModel
 from bertserve.service.tasks.catalog import TASKS
 
 _EXAMPLE: dict[str, Any] = {"instances": ["A warm, funny film.", "Dull."]}
-_RESPONSE_EXAMPLE: dict[str, Any] = {"predictions": [[{"label": "positive", "score": 0.998}]]}
+_Response = Annotated[dict[str, list[Any]], Field(examples=[{"predictions": [[{"label": "positive", "score": 0.998}]]}])]
 
 
 class PredictBody(ClosedModel):
@@ -38,4 +38,4 @@ def read_predict(raw: bytes, request: RequestContext) -> Call:
 def routes() -> list[InferenceRoute]:
     """Returns the route that runs a model."""
     summary = "Answer instances with predictions"
-    return [InferenceRoute("/v1/models/{name}:predict", read_predict, summary, (PredictBody,), _RESPONSE_EXAMPLE)]
+    return [InferenceRoute("/v1/models/{name}:predict", read_predict, summary, (PredictBody,), _Response)]

@@ -27,6 +27,7 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 
 JSON_LENGTH_HEADER = b"inference-header-content-length"  # bytes of JSON before binary tensors
+BINARY_TYPE = "application/octet-stream"  # of JSON with binary tensors after it
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
@@ -130,14 +131,16 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         json = to_json({**head, "outputs": [tensor for tensor, _ in tensors]})
         if not (binary := b"".join(data for _, data in tensors)):
             return json, JSON_HEADERS
-        return json + binary, ((b"content-type", b"application/octet-stream"), (JSON_LENGTH_HEADER, b"%d" % len(json)))
+        return json + binary, ((b"content-type", BINARY_TYPE.encode()), (JSON_LENGTH_HEADER, b"%d" % len(json)))
 
     return Call(task, model, body, encode, options.timeout / 1_000_000)
 
 
 def routes() -> list[InferenceRoute]:
     """Returns the route that runs a model."""
-    return [InferenceRoute("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), _RESPONSE_EXAMPLE)]
+    response = Annotated[dict[str, Any], Field(examples=[_RESPONSE_EXAMPLE])]
+    summary = "Run a model on tensors of texts"
+    return [InferenceRoute("/v2/models/{name}/infer", read_infer, summary, (InferBody,), response, other_type=BINARY_TYPE)]
 
 
 def metadata(model: Model) -> dict[str, Any]:

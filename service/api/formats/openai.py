@@ -1,9 +1,9 @@
 """The wire format of OpenAI's embeddings: `input` in, a list of vectors and the number of tokens out. Errors are objects."""
 
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
@@ -78,6 +78,25 @@ class EmbeddingsBody(TaskBody):
         return inputs
 
 
+class Embedding(BaseModel):
+    """The vector of a text, as numbers or in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsResponse(BaseModel):
+    """The vectors of all texts, in their order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_RESPONSE_EXAMPLE]})
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: dict[str, int]
+
+
 def usage(prediction: Prediction) -> dict[str, int]:
     """Returns the tokens that were read, including special tokens, as OpenAI's clients expect them."""
     return {"prompt_tokens": prediction.tokens, "total_tokens": prediction.tokens}
@@ -99,6 +118,6 @@ def routes() -> list[InferenceRoute]:
     """Returns the route of embeddings."""
     summary = "Embed texts as vectors, in the format of OpenAI's API"
     route = InferenceRoute(
-        "/v1/embeddings", read_embeddings, summary, (EmbeddingsBody,), _RESPONSE_EXAMPLE, task=embed.TASK, error_format=error_object
+        "/v1/embeddings", read_embeddings, summary, (EmbeddingsBody,), EmbeddingsResponse, task=embed.TASK, error_format=error_object
     )
     return [route]
