@@ -1,4 +1,4 @@
-"""Writes a bundle's model card, with the text about its calibration, which the terminal shows too, and its reliability diagrams."""
+"""Writes a bundle's model card from its manifest, and the reliability diagrams of its calibrated graphs."""
 
 import json
 import re
@@ -23,7 +23,7 @@ _TOKEN_TYPES = {
     "template": "- token types (segment ids): those of the tokenizer's template",
     "zero": "- token types (segment ids): none, so the second text of a pair has the type of the first one",
 }
-HEADING = "## Calibration"
+_QUOTE_START = "The checkpoint has this card:\n\n"  # the rest of a bundle's card is the checkpoint's own card
 # scores and shares go from 0 to 100, at 3 pixels each; y grows downwards
 DIAGRAM = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 124 128" width="372" height="384" \
 font-family="sans-serif" font-size="5">
@@ -37,8 +37,22 @@ font-family="sans-serif" font-size="5">
 """
 
 
-def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
-    """Returns the bundle's README.md in Markdown; it quotes the checkpoint's own card, if any."""
+def bundle_texts(manifest: Manifest, folder: Path, checkpoint_card: str) -> dict[str, str]:
+    """Returns a bundle's card, a reliability diagram in SVG for each calibrated graph, and the manifest, by file name.
+
+    `folder` has the graphs, and `checkpoint_card` is the result of `quote` or `read_quote`.
+    """
+    diagrams = {
+        _diagram_file(graph): DIAGRAM.format(raw=_line(calibration.before.bins), calibrated=_line(calibration.after.bins))
+        for graph in manifest.graphs
+        if (calibration := graph.calibration) is not None
+    }
+    card = model_card(manifest, folder, checkpoint_card)
+    return diagrams | {CARD_FILE: card, MANIFEST_FILE: manifest.model_dump_json(indent=1) + "\n"}
+
+
+def model_card(manifest: Manifest, folder: Path, checkpoint_card: str = "") -> str:
+    """Returns the bundle's README.md in Markdown; the arguments are those of `bundle_texts`."""
     sections = [
         [f"# {manifest.name}", "", _summary(manifest)],
         _embedding(manifest),
@@ -53,10 +67,21 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
         _error_table(manifest.graphs, manifest.tokenizer.max_length),
         _speed_table(manifest.graphs),
         _metric_table(manifest),
+        _calibrations(manifest.graphs),
         _origin(manifest),
-        _quote(card),
+        [f"{_QUOTE_START}{checkpoint_card}"] if checkpoint_card else [],
     ]
     return _front_matter(manifest.source) + "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def quote(card: str | None) -> str:
+    """Returns the checkpoint's own card without its front matter, with its headings one level lower; empty without a card."""
+    return "\n".join(_lower_headings(REGEX_YAML_BLOCK.sub("", card or "").strip().split("\n")))
+
+
+def read_quote(path: Path) -> str:
+    """Returns the checkpoint's card in a bundle's card; empty if there is none."""
+    return path.read_text(encoding="utf-8").partition(_QUOTE_START)[2].rstrip("\n") if path.exists() else ""
 
 
 def _front_matter(source: Source) -> str:
@@ -211,13 +236,6 @@ def _origin(manifest: Manifest) -> list[str]:
     ]
 
 
-def _quote(card: str | None) -> list[str]:
-    """Returns the checkpoint's own card without its front matter, with its headings one level lower."""
-    if not card:
-        return []
-    return ["The checkpoint has this card:", "", *_lower_headings(REGEX_YAML_BLOCK.sub("", card).strip().split("\n"))]
-
-
 def _lower_headings(lines: Iterable[str]) -> Iterator[str]:
     """Yields lines of Markdown with their headings one level lower; a comment in a block of code is not a heading."""
     fence = ""  # the fence of the open block
@@ -234,23 +252,17 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
 
 
-def bundle_texts(manifest: Manifest, card: str) -> dict[str, str]:
-    """Returns a card, its reliability diagrams, and the manifest, by file name.
+def _calibrations(graphs: Sequence[GraphSpec]) -> list[str]:
+    lines = []
+    for graph in graphs:
+        if graph.calibration is not None:
+            diagram = f"![Share of correct predictions by score]({_diagram_file(graph)})"
+            lines += ["", "```", f"{graph.name}: {describe_calibration(graph.calibration)}", "```", "", diagram]
+    return ["## Calibration", *lines] if lines else []
 
-    The section about calibrated graphs replaces an earlier one, or comes before the section "Origin". There is a diagram in SVG for each
-    calibrated graph: the share of correct predictions by mean score.
-    """
-    before, origin, after = card.partition("## Origin\n")  # then follows the checkpoint's card, which may have a section of this name
-    before = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", before, flags=re.MULTILINE | re.DOTALL)
-    parts, texts = [HEADING], dict[str, str]()
-    for graph in manifest.graphs:
-        if (calibration := graph.calibration) is not None:
-            name = f"reliability.{graph.provider}.{graph.precision}.svg"
-            texts[name] = DIAGRAM.format(raw=_line(calibration.before.bins), calibrated=_line(calibration.after.bins))
-            parts.append(f"```\n{graph.name}: {describe_calibration(calibration)}\n```\n\n![Share of correct predictions by score]({name})")
-    section = parts if texts else []
-    texts[CARD_FILE] = "\n\n".join([before.rstrip(), *section, f"{origin}{after}"]).rstrip() + "\n"
-    return texts | {MANIFEST_FILE: manifest.model_dump_json(indent=1) + "\n"}
+
+def _diagram_file(graph: GraphSpec) -> str:
+    return f"reliability.{graph.provider}.{graph.precision}.svg"
 
 
 def describe_calibration(calibration: Calibration) -> str:

@@ -25,7 +25,7 @@ from bertserve.export.errors import ExportError
 from bertserve.export.gpu.build import build_for_cuda, build_for_tensorrt
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, read_int8_texts
-from bertserve.export.model_card import bundle_texts, model_card
+from bertserve.export.model_card import bundle_texts, quote
 from bertserve.export.progress import stage
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.tags import tag_like_labels
@@ -110,8 +110,8 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
         work.mkdir()
         manifest = _build_bundle(options, name, checkpoint, texts, bundle_folder, work)
         with stage("package", str(target)):
-            card = model_card(manifest, bundle_folder, checkpoint.card)
-            package_bundle(bundle_folder, target, bundle_texts(manifest, card), overwrite=options.overwrite)
+            card_and_manifest = bundle_texts(manifest, bundle_folder, quote(checkpoint.card))
+            package_bundle(bundle_folder, target, card_and_manifest, overwrite=options.overwrite)
     return target, manifest
 
 

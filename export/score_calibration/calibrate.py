@@ -9,7 +9,7 @@ import numpy as np
 
 from bertserve.export.errors import ExportError, UsageError, log
 from bertserve.export.flags import Aim
-from bertserve.export.model_card import bundle_texts, describe_calibration
+from bertserve.export.model_card import bundle_texts, describe_calibration, read_quote
 from bertserve.export.score_calibration.fitting import SEED, fit, measure_quality
 from bertserve.export.score_calibration.scores import IDENTITY, Outcomes, collect, method_of
 from bertserve.export.score_calibration.thresholds import check_aims, choose_threshold
@@ -65,9 +65,8 @@ def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path 
         (scratch / "bundle").mkdir()
         for name in {TOKENIZER_FILE, *(file.file for graph in graphs for file in graph.files)}:
             shutil.copyfile(bundle.path / name, scratch / "bundle" / name)
-        file = bundle.path / CARD_FILE
-        card = file.read_text(encoding="utf-8") if file.exists() else f"# {manifest.name}\n"
-        package_bundle(scratch / "bundle", target, bundle_texts(manifest, card), overwrite=overwrite)
+        texts = bundle_texts(manifest, bundle.path, read_quote(bundle.path / CARD_FILE))
+        package_bundle(scratch / "bundle", target, texts, overwrite=overwrite)
     return target
 
 

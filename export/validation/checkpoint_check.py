@@ -9,7 +9,7 @@ from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import ExportError, UsageError
 from bertserve.export.int8_texts import SplitTexts
-from bertserve.export.model_card import CARD_FIELDS, bundle_texts, model_card
+from bertserve.export.model_card import CARD_FIELDS, bundle_texts, quote
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.comparison import measure_graph
 from bertserve.export.validation.reference import sample_reference
@@ -84,10 +84,9 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
     updates = {"graphs": graphs, "flops": count_flops(checkpoint), "source": source, "int8_texts": digests}
     new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
-    card = model_card(new_manifest, bundle.path, checkpoint.card)
     # each file is replaced as a whole; the manifest comes last, because it is verified
     with ignore_signals():
-        for name, text in bundle_texts(new_manifest, card).items():
+        for name, text in bundle_texts(new_manifest, bundle.path, quote(checkpoint.card)).items():
             aside = bundle.path / f".{name}"
             try:
                 aside.write_text(text, encoding="utf-8")

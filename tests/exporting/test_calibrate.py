@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bertserve.export import cli
-from bertserve.export.model_card import bundle_texts
+from bertserve.export.model_card import bundle_texts, quote, read_quote
 from bertserve.export.score_calibration.calibrate import split
 from bertserve.export.validation.labeled_data import LabeledRow
 from bertserve.service.bundle.calibration import Calibration
@@ -139,15 +139,16 @@ def test_a_calibrated_bundle_can_be_calibrated_again(calibrated: Calibrated, tmp
     assert "coverage=0.9" in card
 
 
-def test_a_section_of_the_checkpoints_card_is_not_replaced(tmp_path: Path) -> None:
-    manifest = load_bundle(tiny.calibrate(sound(tmp_path))).manifest
-    card = "# reviews\n\n## Origin\n\nThe checkpoint has this card:\n\n## Calibration\n\nIt was calibrated by hand.\n"
-    calibrated = bundle_texts(manifest, card)[CARD_FILE]
-    without_graphs = manifest.model_copy(update={"graphs": ()})
+def test_the_checkpoints_card_is_kept(tmp_path: Path) -> None:
+    """Also if it has the headings of a bundle's card, or quotes another card."""
+    bundle = load_bundle(tiny.calibrate(sound(tmp_path)))
+    card = "# Calibration\n\nIt was calibrated by hand.\n\nThe checkpoint has this card:\n\n## Origin\n\nAnother card."
+    readme = bundle_texts(bundle.manifest, bundle.path, quote(card))[CARD_FILE]
+    (bundle.path / CARD_FILE).write_text(readme, encoding="utf-8")
 
-    assert calibrated.endswith(card.removeprefix("# reviews\n\n"))
-    assert calibrated.count("## Calibration\n") == 2
-    assert (bundle_texts(manifest, calibrated)[CARD_FILE], bundle_texts(without_graphs, card)[CARD_FILE]) == (calibrated, card)
+    assert readme.endswith(f":\n\n#{card.replace('## Origin', '### Origin')}\n")
+    assert readme.count("## Calibration\n") == 2
+    assert bundle_texts(bundle.manifest, bundle.path, read_quote(bundle.path / CARD_FILE))[CARD_FILE] == readme
 
 
 def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate) -> None:

@@ -118,7 +118,7 @@ def test_a_link_out_of_the_checkpoint_is_ignored(
 
 def test_the_card_separates_quantized_operators_from_matrices_in_float() -> None:
     bundle = load_bundle(ROOT / "models/embed")
-    card = model_card(bundle.manifest, bundle.path, None)
+    card = model_card(bundle.manifest, bundle.path)
 
     assert (
         "quantized MatMulIntegerToFloat 20, PerRowEmbedding 1; partly or wholly in float FloatUnits 6, FloatInputs 7, KeptFloat 4" in card

@@ -297,7 +297,7 @@ def test_an_export_that_cannot_write_a_file_fails_with_one_line(source: Path, ou
     assert left_in(output) == ["tiny-bert"]
 
 
-@pytest.mark.parametrize(("number", "stage"), [(signal.SIGINT, "onnx_trace.trace"), (signal.SIGTERM, "pipeline.model_card")])
+@pytest.mark.parametrize(("number", "stage"), [(signal.SIGINT, "onnx_trace.trace"), (signal.SIGTERM, "pipeline.bundle_texts")])
 def test_an_export_that_a_signal_stops_leaves_no_files(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, stage: str
 ) -> None:

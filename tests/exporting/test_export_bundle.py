@@ -258,5 +258,5 @@ def test_the_checkpoints_own_card_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "models").glob("*/")), ids=lambda folder: folder.name)
 def test_the_card_of_an_embedded_bundle_is_that_of_its_manifest(folder: Path) -> None:
-    card = model_card(load_bundle(folder).manifest, folder, None)
+    card = model_card(load_bundle(folder).manifest, folder)
     assert (folder / CARD_FILE).read_text(encoding="utf-8").partition("\nThe checkpoint has this card:\n")[0] == card
