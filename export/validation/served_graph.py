@@ -39,15 +39,23 @@ MAX_FULL_LENGTH = 4096  # tokens; PyTorch needs length x length numbers per head
 
 
 @dataclass(frozen=True)
-class GraphAnswer:
-    """The answer of a graph to an input: the encodings of its first batch, their outputs, and the result that a client gets.
+class ReferenceAnswer:
+    """An answer to compare with.
 
-    The answer of a checkpoint has only outputs.
+    Attributes:
+        rows: The outputs of its first batch.
+        result: The result that a client gets; None for a checkpoint, whose outputs are decoded by the graph.
     """
 
-    encodings: Sequence[Encoding]
     rows: Sequence[Outputs]
-    result: Any
+    result: Any = None
+
+
+@dataclass(frozen=True)
+class GraphAnswer(ReferenceAnswer):
+    """The answer of a graph, with the encodings of its first batch."""
+
+    encodings: Sequence[Encoding] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +92,8 @@ class ServedGraph:
             return self._run_alone(step.encodings, small_outputs=step.small_outputs) if self.graph.small_outputs else rows
 
         result = self._run(input_, execute)
-        return GraphAnswer(*(batches[0] if batches else ((), ())), result)
+        encodings, rows = batches[0] if batches else ((), ())
+        return GraphAnswer(rows, result, encodings)
 
     def decode(self, input_: Any, rows: Sequence[Outputs]) -> Any:
         """Returns the result for a checkpoint's outputs of the first batch.

@@ -16,7 +16,7 @@ from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.evaluation import MetricValue
 from bertserve.export.validation.comparison import Comparison, Reference, predict_sample
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
-from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, model_sample_inputs, open_graph
+from bertserve.export.validation.served_graph import GraphAnswer, ReferenceAnswer, ServedGraph, model_sample_inputs, open_graph
 from bertserve.service.bundle.example import difference, example_precision, example_tolerance
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
@@ -131,12 +131,16 @@ def _compare(
 ) -> None:
     """Compares graphs with a reference on samples, and on each line of the data."""
     comparisons = [comparison for served in graphs if (comparison := _compare_samples(served, reference, report)) is not None]
-    for row in rows:
-        _compare_row(comparisons, reference, row.row)
+    failures_by_line = {row.row.line: _compare_row(comparisons, reference, row.row) for row in rows}
     for comparison in comparisons:
-        if comparison.expected or comparison.error is not None:
+        if reasons := {line: failures[comparison] for line, failures in failures_by_line.items() if comparison in failures}:
+            others = f" {plural(len(reasons) - 1, 'other line')} failed too." if len(reasons) > 1 else ""
+            metrics = {"inputs": len(rows), "unanswered_lines": [*reasons]}
+            report.add(f"parity {comparison.served.graph.name}", False, next(iter(reasons.values())) + others, metrics)
+            continue
+        if comparison.expected:
             _check_parity(comparison, report)
-        if rows and comparison.error is None:
+        if rows:
             _check_data(comparison, rows, options, report)
 
 
@@ -216,23 +220,22 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
     return None
 
 
-def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: Row) -> None:
-    """Adds a line of the data to the comparisons of all graphs, with one answer of the reference."""
-    where = f"line {row.line} of the data"
-    expected: GraphAnswer | None = None
+def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: Row) -> dict[Comparison, str]:
+    """Adds a line of the data to all comparisons, with one answer of the reference; returns those without an answer, with the reason."""
+    where, failures = f"line {row.line} of the data", dict[Comparison, str]()
+    expected: ReferenceAnswer | None = None
     for comparison in comparisons:
-        if comparison.error is not None:
-            continue
         failing = reference.name
         try:
             expected = expected or reference.predict(row.input)
             failing = comparison.served.graph.name
-            actual = expected if expected is not None and comparison.is_reference else comparison.served.predict(row.input)
+            actual = expected if comparison.is_reference and isinstance(expected, GraphAnswer) else comparison.served.predict(row.input)
             comparison.add(row.input, actual, expected)
         except CallerError as error:
             raise UsageError(f"{where} cannot be answered: {error}") from error
         except (EngineError, ExportError) as error:
-            comparison.error = f"{failing} has no answer to {where}: {error}"
+            failures[comparison] = f"{failing} has no answer to {where}: {error}"
+    return failures
 
 
 def _check_parity(comparison: Comparison, report: VerifyReport) -> None:
@@ -253,12 +256,15 @@ def _check_parity(comparison: Comparison, report: VerifyReport) -> None:
 def _check_data(comparison: Comparison, rows: Sequence[LabeledRow], options: VerifyOptions, report: VerifyReport) -> None:
     """Reports a graph's agreement with the reference on the data, and its metrics by the correct answers."""
     served, reference = comparison.served, comparison.reference
-    name, metrics = f"agreement {served.graph.name}", {"inputs": len(rows)}
+    name, metrics = f"agreement {served.graph.name}", dict[str, Any](inputs=len(rows))
     if comparison.expected:
         agreement = comparison.agreement(reference.fixed_count)
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         detail = f"against {reference.name}: {summarize_agreement(agreement)}{worst}"
         metrics |= {"reference": reference.name, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
+        if agreement.measure == "spearman":
+            difference = comparison.worst_difference(reference.fixed_count)
+            detail, metrics = f"{detail}; values differ by {difference:.1e} at most", metrics | {"worst_difference": difference}
         report.add_value(name, agreement.value, options.min_agreement, detail, metrics)
     elif not reference.name or served.graph.precision != "fp32":
         detail = "not compared, because there is no other fp32 graph to compare with; give --checkpoint"

@@ -66,6 +66,7 @@ def test_a_minimum_agreement_applies_to_the_measure_of_the_task(
 
     metrics = checks["agreement cpu/int8"]["metrics"]
     assert metrics["measure"] == measure
+    assert ("worst_difference" in metrics) is (measure == "spearman")
     assert 0 < metrics["decisions"] <= len(TEXTS)
     assert [metrics["agreement"] >= 0.99, checks["agreement cpu/int8"]["passed"], code == 0] == [passed] * 3
 
@@ -168,7 +169,7 @@ def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify
 
 @pytest.mark.parametrize(("file", "failing"), [("model.cpu.int8.onnx", "cpu/int8"), (FP32, "the fp32 graph")])
 def test_a_line_without_a_result_fails_the_data_check(tmp_path: Path, verify: Verify, file: str, failing: str) -> None:
-    """For outputs that are not finite, the failed check names the first line and the graph. A valid fp32 graph is still measured."""
+    """For outputs that are not finite, the failed check has the lines and the graph. A valid fp32 graph is still measured."""
 
     def forget(words: Array) -> Array:
         words[tiny.VOCABULARY.index("dull")] = np.nan
@@ -183,6 +184,8 @@ def test_a_line_without_a_result_fails_the_data_check(tmp_path: Path, verify: Ve
     assert (code, check["passed"]) == (1, False)
     assert check["detail"].startswith(f"{failing} ")
     assert "line 2 " in check["detail"]
+    assert "1 other line " in check["detail"]
+    assert check["metrics"] == {"inputs": 4, "unanswered_lines": [2, 4]}
     assert "agreement cpu/int8" not in checks
     assert ("accuracy cpu/fp32" in checks) is (failing == "cpu/int8")
 
