@@ -7,7 +7,8 @@ gauge defines how the values of live workers are combined.
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -147,9 +148,20 @@ class Metrics:
         self.load_seconds = self._histogram(
             "model_load_seconds",
             "Seconds per step of loading a model: files verified (verify), sessions created and warmed up (load).",
-            ("model", "step"),
+            ("model", "step", "outcome"),
             buckets=LOAD_SECONDS_BUCKETS,
         )
+
+    @contextmanager
+    def time_load(self, model: str, step: str) -> Iterator[None]:
+        """Records the seconds of the block as a step of loading a model, with the outcome `ok`, or `failed` after an error."""
+        outcome = "failed"
+        with self.load_seconds.time() as timer:
+            try:
+                yield
+                outcome = "ok"
+            finally:
+                timer.labels(model, step, outcome)
 
     def record_request(self, task: str, model: str, status: int, seconds: float) -> None:
         """Counts a request to a model, or to an unknown one; only that of a model has a duration."""

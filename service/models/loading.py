@@ -74,12 +74,12 @@ def load_model(
     Raises:
         StartError: A file does not match the manifest, or as `open_bundle`.
     """
-    with metrics.load_seconds.labels(path.name, "verify").time():
+    with metrics.time_load(path.name, "verify"):
         bundle = files.load_bundle(path)
     if served is not None and served.bundle.version == bundle.version:
         return served
     manifest = bundle.manifest
-    with metrics.load_seconds.labels(path.name, "load").time():
+    with metrics.time_load(path.name, "load"):
         tokenizer, engine = open_bundle(bundle, settings)
         graph = engine.graph
         cost_model = CostModel(manifest.flops)
