@@ -27,11 +27,6 @@ class FlagParser(argparse.ArgumentParser):
         self.commands: Any = None
         super().__init__(**options)
 
-    @property
-    def flags(self) -> list[str]:
-        """The names of its flags, with their dashes."""
-        return [flag for argument in self.arguments for flag in argument.option_strings]
-
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         """Adds an argument, as in argparse."""
         action = super().add_argument(*names, **options)
@@ -51,14 +46,12 @@ class FlagParser(argparse.ArgumentParser):
             self.error(f"unknown command `{words[0]}`; {hint}")
         arguments, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            self._refuse(unknown[0])
+            otherwise = "see --help." if self.commands is None else "give the command first, and see --help of the command."
+            flags = [flag for argument in self.arguments for flag in argument.option_strings]
+            hint = did_you_mean(unknown[0].partition("=")[0], flags, otherwise, name_format="{}")
+            self.error(f"unknown argument `{unknown[0]}`; {hint}")
         return arguments, unknown
 
     def error(self, message: str) -> NoReturn:
         """Ends with exit code 2 and one line on stderr."""
         self.exit(2, f"{self.prog}: error: {message}\n")
-
-    def _refuse(self, argument: str) -> NoReturn:
-        otherwise = "see --help." if self.commands is None else "give the command first, and see --help of the command."
-        hint = did_you_mean(argument.partition("=")[0], self.flags, otherwise, name_format="{}")
-        self.error(f"unknown argument `{argument}`; {hint}")

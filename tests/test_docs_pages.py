@@ -82,7 +82,7 @@ def test_named_flags_exist(page: Path) -> None:
     options = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | OTHERS
     options |= {f"--no-{name.replace('_', '-')}" for name, field in facts.settings().items() if field.annotation is bool}
     options |= {f"--{name.replace('_', '-')}" for name in facts.score_settings()}
-    options |= {flag for parser in facts.parsers().values() for flag in parser.flags}
+    options |= {flag for parser in facts.parsers().values() for argument in parser.arguments for flag in argument.option_strings}
 
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*\w", page.read_text(encoding="utf-8"))) - options == set()
 
