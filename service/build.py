@@ -3,10 +3,8 @@
 import logging
 import os
 import platform
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertserve.service import __version__
@@ -16,14 +14,13 @@ from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import usable_cores
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.errors import SettingsError
 from bertserve.service.messages import plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
-from bertserve.service.models.model import Model
 from bertserve.service.models.preparer import Preparer
 from bertserve.service.models.registry import Registry
-from bertserve.service.models.reloader import Reloader, without_folders
+from bertserve.service.models.reloader import Reloader
 from bertserve.service.monitor import Monitor
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -68,14 +65,16 @@ def build(
     scheduler = Scheduler(queue, on_hang=metrics.hung_runs.inc)
     preparer = Preparer(scheduler, prepare_threads=prepare_threads)
     load = partial(loading.load_model, settings=model_settings, preparer=preparer, scheduler=scheduler, metrics=metrics)
-    registry = _load_registry(load, paths, settings, metrics, parallel_loads=threads)
+    registry = Registry(settings, metrics)
+    reloader = Reloader(settings, load, registry)
+    reloader.start(paths, parallel_loads=threads)
     if not on_cpu:
         own_threads = f"{plural(threads, 'inference thread')} and {plural(prepare_threads, 'prepare thread')}"
         batch_tokens = max(model.max_batch_tokens for model in registry.models.values())
         logger.info("GPU %d: %s of this worker, batches of up to %d tokens", settings.device_id, own_threads, batch_tokens)
     return AppState(
         registry=registry,
-        reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),
+        reloader=reloader,
         scheduler=scheduler,
         preparer=preparer,
         monitor=Monitor(scheduler, metrics, beat),
@@ -119,33 +118,3 @@ def _share(total: int, workers: int, index: int) -> int:
     """Returns a worker's part of a total of at least `workers`. All parts add up to the total, and differ by at most 1."""
     part, rest = divmod(total, workers)
     return part + (index < rest)
-
-
-def _load_registry(
-    load: Callable[[Path], Model], paths: Sequence[Path], settings: Settings, metrics: Metrics, *, parallel_loads: int
-) -> Registry:
-    """Loads the bundles at these paths, and returns their registry.
-
-    Several models load in parallel, each on one core as during inference, because the warm-up runs are timed.
-
-    Raises:
-        StartError: A bundle or the choice of a default model is wrong.
-    """
-    models, broken = list[Model](), dict[str, str]()
-    # while a model loads, it needs memory for its file in addition to its sessions
-    with ThreadPoolExecutor(min(parallel_loads, 4), thread_name_prefix="load") as pool:
-        futures = [pool.submit(load, path) for path in paths]
-        try:
-            for path, future in zip(paths, futures, strict=True):
-                try:
-                    models.append(future.result())
-                    metrics.model_info.labels(*models[-1].metric_labels).set(1)
-                except StartError as error:
-                    if not settings.skip_broken:
-                        raise
-                    broken[path.name] = without_folders(error.message, [path.parent])
-                    metrics.broken_models.labels(path.name).set(1)
-                    logger.error("model `%s` is not served: %s", path.name, error.message)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C: cancels the loads that have not started
-    return Registry(models, broken, settings)

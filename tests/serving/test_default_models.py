@@ -9,7 +9,7 @@ import pytest
 
 from bertserve.service.check import check
 from bertserve.service.errors import HttpError, SettingsError, StartError
-from bertserve.service.models.registry import DEFAULTS_FILE
+from bertserve.service.models.default_models import DEFAULTS_FILE
 from bertserve.service.settings import Settings
 from support import raises_exactly, tiny
 from support.app_client import state_of
@@ -136,6 +136,7 @@ async def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, c
         await state.reloader.load("b")
         assert state.registry.for_task("text-classification") is state.registry.get("b")
         assert "the default of /classify" not in caplog.text
+        assert "the model a can also answer /classify, which still uses b" in caplog.messages
     assert caplog.text.count("the next start with these settings will fail: several models can answer /classify") == 2
 
 
