@@ -16,7 +16,7 @@ TICK_S = 1.0  # one second, because `check_hung_runs` counts ticks as seconds
 
 
 class Monitor:
-    """Works once per second: a heartbeat, metrics of the queue, threads and event loop, and hung runs. It also returns freed memory."""
+    """Runs once per second: a heartbeat, metrics of the queue, threads and event loop, and hung runs. It also returns freed memory."""
 
     def __init__(self, scheduler: Scheduler, metrics: Metrics, beat: Callable[[], None]) -> None:
         """Takes a `beat`, which is called once per second while the event loop runs, also while the scheduler drains."""
@@ -25,17 +25,19 @@ class Monitor:
         self._beat = beat
         self._total_run_s = 0.0
         self._loop_s = 0.0
+        self._ticking: asyncio.Task[None] | None = None
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Starts the work in the running event loop, and the thread that returns freed memory."""
+        """Starts the monitor in the running event loop, and the thread that returns freed memory."""
         self._loop_s = time.thread_time()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
         threading.Thread(target=return_freed_memory, args=(self._stopped,), name="freed-memory", daemon=True).start()
 
     def stop(self) -> None:
-        """Stops the work of each second, and the thread."""
-        self._ticking.cancel()
+        """Stops the monitor."""
+        if self._ticking is not None:
+            self._ticking.cancel()
         self._stopped.set()
 
     def measure(self) -> None:
@@ -50,7 +52,7 @@ class Monitor:
         metrics.ready_workers.set(scheduler.ready)
 
     async def _tick(self) -> None:
-        """Works once per second. Its delay is also the delay of other callbacks of the event loop."""
+        """Runs once per second. Its delay is also the delay of other callbacks of the event loop."""
         while True:
             try:
                 self._beat()  # before the first sleep, because the parent of a worker watches it from its first beat

@@ -37,7 +37,6 @@ from bertserve.service.settings import Settings, address_of
 if TYPE_CHECKING:
     from bertserve.service.api.application import Application
     from bertserve.service.app_state import AppState
-    from bertserve.service.models.model import Model
 
 logger = logging.getLogger("bertserve")
 
@@ -71,14 +70,14 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
             reason = f"cannot listen on {address_of(settings.host, settings.port)} ({error.strerror})"
             raise StartError(f"{reason}; choose another --host or --port.") from error
         settings = with_sources(settings)  # once, and before workers exist
-        on_ready, run = partial(_announce, settings, listener, start), partial(serve_models, settings, listener, auth)
+        on_ready, run = partial(_announce, settings, listener, start), partial(serve_models, listener, auth)
         if settings.workers > 1:
             from bertserve.service.server.workers import Workers
 
             Workers(settings, listener, run, on_ready).run()
             code = 0
         else:
-            code = run(on_ready)
+            code = run(settings, on_ready)
     sys.stdout.flush()
     os._exit(code)  # native code of a daemon thread that returns to a finished interpreter would abort the process
 
@@ -100,9 +99,9 @@ def _announce(settings: Settings, listener: socket.socket, start: float, started
 
 
 def serve_models(
-    settings: Settings,
     listener: socket.socket,
     auth: Authenticator,
+    settings: Settings,
     on_ready: OnReady,
     *,
     index: int = 0,
@@ -152,7 +151,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._start_reload)
         self._state.auth.reload()  # a key may have been removed while the models were loaded
-        self._on_ready(([self._line(model) for model in self._state.registry.models.values()], self._state.total_threads))
+        self._on_ready((self._state.registry.describe(), self._state.total_threads))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # it was blocked while the models were loaded
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -201,14 +200,6 @@ class Server(uvicorn.Server):
             except SettingsError as error:
                 logger.error("cannot reload the certificate: %s", error)
         self._refresh = asyncio.create_task(self._state.reloader.refresh())  # the loop itself keeps no reference to a task
-
-    def _line(self, model: "Model") -> str:
-        """Returns the line about a model that is printed at startup; it includes the endpoints whose default it is."""
-        from bertserve.service.tasks.catalog import TASKS
-
-        endpoints = ", ".join(f"/{TASKS[task].path}" for task in self._state.registry.default_of(model))
-        answers = f", answers {endpoints}" if endpoints else ""
-        return f"{model.name}: {model.task}, {model.graph.name}{answers}"
 
 
 def configure(app: ASGIApp, settings: Settings, refuse: Callable[[BertServeError, bool], Response]) -> uvicorn.Config:

@@ -3,6 +3,7 @@
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Callable, MutableSequence
 from multiprocessing import Pipe
@@ -22,18 +23,21 @@ class WorkerProcess(ForkProcess):
         super().__init__(daemon=True)
         self.index, self._work, self._folder, self._process_ids = index, work, folder, process_ids
         self._parent_id = os.getpid()
-        self._reader, self._writer = Pipe(duplex=False)  # for the report, and for heartbeats, which are None
-        self.report: Any = None  # what `on_ready` takes, or a StartError
-        self.is_ready = False
+        self._reader, self._writer = Pipe(duplex=False)  # for one of the next two, and for heartbeats, which are None
+        self.started: Any = None  # what `on_ready` takes, if the worker is ready
+        self.error: StartError | None = None  # why it cannot start
         self.silent_s = float("-inf")  # since the last heartbeat; there is none before models are loaded
 
     def read_messages(self) -> bool:
         """Returns whether the worker has become ready since the last call."""
-        was_ready = self.is_ready
+        was_ready = self.started is not None
         while self._reader.poll():
-            self.report, self.silent_s = self._reader.recv() or self.report, 0.0
-        self.is_ready = isinstance(self.report, tuple)
-        return self.is_ready and not was_ready
+            message, self.silent_s = self._reader.recv(), 0.0
+            if isinstance(message, StartError):
+                self.error = message
+            elif message is not None:
+                self.started = message
+        return self.started is not None and not was_ready
 
     def send_signal(self, number: int) -> None:
         """Sends a signal, unless the process has ended."""
@@ -57,6 +61,8 @@ class WorkerProcess(ForkProcess):
         except BaseException as error:  # noqa: BLE001 - the boundary of a process
             logging.getLogger("bertserve.workers").critical("worker %d ends because of %s. This is a bug", self.index, type(error).__name__)
             code = 1
+        if os.getppid() != self._parent_id:
+            shutil.rmtree(self._folder, ignore_errors=True)  # which the parent has not removed, because it was killed
         os._exit(code)  # without waiting for threads
 
     def _beat(self) -> None:

@@ -11,6 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ class Workers:
         self._listener = listener
         self._work = work
         self._on_ready = on_ready
+        parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - disks of containers may be slow or read-only
+        self._folder = tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent, ignore_cleanup_errors=True)
+        self._metrics = Metrics(Path(self._folder.name), "parent")
         self._workers: dict[int, WorkerProcess] = {}  # by index
         self._process_ids = RawArray("q", settings.workers)  # 0 for a missing worker
         self._were_ready = False
@@ -53,14 +57,13 @@ class Workers:
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if SIGCHLD is ignored, the system keeps no exit codes
-        parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - disks of containers may be slow or read-only
-        with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent, ignore_cleanup_errors=True) as folder:
-            self._folder, self._metrics = Path(folder), Metrics(Path(folder), "parent")
+        with self._folder:
             while self._workers or self._kill_at == math.inf:
                 if time.monotonic() >= self._start_at and self._kill_at == math.inf:
                     for index in set(range(self._settings.workers)) - self._workers.keys():
-                        self._workers[index] = WorkerProcess(index, self._work, self._folder, self._process_ids)
-                        self._workers[index].start()
+                        work = partial(self._work, self._settings)
+                        worker = self._workers[index] = WorkerProcess(index, work, Path(self._folder.name), self._process_ids)
+                        worker.start()
                 sd_notify("WATCHDOG=1")
                 received = signal.sigtimedwait(SIGNALS, POLL_S)
                 for worker in list(self._workers.values()):
@@ -72,9 +75,10 @@ class Workers:
         if worker.read_messages():
             if self._were_ready:
                 logger.info("worker %d restarted as process %d", worker.index, worker.pid)
-            elif sum(other.is_ready for other in self._workers.values()) == self._settings.workers:
+            elif sum(other.started is not None for other in self._workers.values()) == self._settings.workers:
                 self._were_ready = True
-                self._on_ready(worker.report)
+                self._settings = self._settings.model_copy(update={"skip_broken": True})  # for workers that replace one, as in a reload
+                self._on_ready(worker.started)
         if code is not None:
             self._on_end(worker, code)
         elif is_poll and worker.silent_s > HUNG_S:
@@ -88,16 +92,16 @@ class Workers:
     def _on_end(self, worker: WorkerProcess, code: int) -> None:
         del self._workers[worker.index]
         self._process_ids[worker.index] = 0
-        mark_process_dead(worker.index, str(self._folder))  # type: ignore[no-untyped-call]
+        mark_process_dead(worker.index, self._folder.name)  # type: ignore[no-untyped-call]
         if code not in (0, -signal.SIGTERM):
             end = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code} ({signal.strsignal(-code)})"
             logger.error("worker %d (process %d) %s", worker.index, worker.pid, end)
         if self._kill_at < math.inf:
             return
         self._metrics.workers_replaced.labels("hung" if worker.silent_s > HUNG_S else "ended").inc()
-        if not worker.is_ready:
-            error = worker.report or StartError(f"worker {worker.index} ended before it was ready; the log may say why.")
-            if not any(other.is_ready for other in self._workers.values()):
+        if worker.started is None:
+            error = worker.error or StartError(f"worker {worker.index} ended before it was ready; the log may say why.")
+            if all(other.started is None for other in self._workers.values()):
                 self._signal_all(signal.SIGKILL)
                 raise error
             logger.error("worker %d cannot start: %s", worker.index, error)

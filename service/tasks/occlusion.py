@@ -55,20 +55,24 @@ class OccludedText:
         return [*ids[read.start : without.start], *ids[without.stop : read.stop]] if without else ids[read.start : read.stop]
 
 
-def cost(words: int, length: int, texts: Sequence[str], *, subject: str, remedy: str, explained: int = 1) -> Cost:
-    """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score.
+def check_word_count(count: int, subject: str, remedy: str) -> None:
+    """Checks the number of words; in the message, `subject` is their text, and `remedy` makes them fewer.
 
     Raises:
-        InvalidValueError: There are too many words; `subject` is their text, and `remedy` makes them fewer.
+        InvalidValueError: There are too many words.
     """
-    if words > MAX_WORDS:
+    if count > MAX_WORDS:
         raise InvalidValueError(
             "{subject} has {count} words and `explain` takes at most {limit}; {remedy}, or remove `explain`.",
             subject=subject,
-            count=words,
+            count=count,
             limit=MAX_WORDS,
             remedy=remedy,
         )
+
+
+def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
+    """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score."""
     return Cost(response_bytes=explained * (words * ENTRY_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.bench import target, workloads
-from bertserve.service.errors import StartError
+from bertserve.bench import BenchError, target, workloads
 
 
 @pytest.mark.parametrize("name", workloads.NAMES)
@@ -31,7 +30,7 @@ def test_every_text_of_a_workload_is_sent_equally_often(path: str) -> None:
 
 
 def test_a_question_workload_cannot_be_sent_to_rerank() -> None:
-    with pytest.raises(StartError, match="/rerank"):
+    with pytest.raises(BenchError, match="/rerank"):
         target.build_bodies("qa", path="/rerank")
 
 
@@ -76,5 +75,5 @@ def test_a_file_that_cannot_be_sent_is_refused(tmp_path: Path, content: str | No
     if content is not None:
         file.write_text(content, encoding="utf-8")
 
-    with pytest.raises(StartError, match=message):
+    with pytest.raises(BenchError, match=message):
         target.build_bodies(str(file), texts=texts)

@@ -16,7 +16,7 @@ import pytest
 
 from bertserve.service.build import build
 from bertserve.service.settings import Settings
-from support import metric, slow, wait_until
+from support import metric, slow, tiny, wait_until
 from support.app_client import call_once, error_of
 from support.replica import BERT_SERVE, ServeProcess, running
 
@@ -112,10 +112,11 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, tm
 
 
 def test_the_log_has_the_exit_code_of_a_worker(models: Path, tmp_path: Path) -> None:
-    """Here each worker ends as if its inference threads had failed."""
+    """Here each worker ends as if its inference threads had failed. A bundle that is broken since the start does not affect its successor."""
     patch = "from bertserve.service.server import serve; work = serve.serve_models; serve.serve_models = lambda *a, **b: work(*a, **b) or 1"
     with running(models, tmp_path / "log", *TWO, program=f"{patch}; {BERT_SERVE}") as server:
         pid = workers_of(server)[0]
+        (tiny.bundle(models, "later") / "tokenizer.json").write_text("{}")
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: f"worker 0 (process {pid}) ended with exit code 1" in server.log.read_text())
         wait_until(lambda: "worker 0 restarted as process" in server.log.read_text())
@@ -244,8 +245,13 @@ def waiting(server: ServeProcess) -> float:
 
 
 def test_no_worker_outlives_its_parent_process(models: Path, tmp_path: Path) -> None:
+    """Neither does the folder of their metrics."""
     with running(models, tmp_path / "log", *TWO) as server:
+        maps = Path(f"/proc/{workers_of(server)[0]}/maps").read_text()
+        [folder] = {Path(folder) for folder in re.findall(r"(/\S+/bert-serve-\w+)/", maps)}
+        assert folder.is_dir()
         server.process.kill()
         ThreadPoolExecutor(1).submit(server.process.stdout.read).result(15)  # ends when the last process has closed its stdout
         with pytest.raises(httpx.TransportError):
             httpx.get(server.url, trust_env=False)
+    assert not folder.exists()
