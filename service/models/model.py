@@ -12,7 +12,7 @@ from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.preparer import Preparer
-from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
+from bertserve.service.models.request_progress import EncodingItem, Prediction, RequestProgress
 from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
@@ -114,10 +114,10 @@ class Model:
         progress = RequestProgress(generators, self._scheduler.queue.max_request_tokens, trace)
         start, arrived = time.perf_counter(), self._scheduler.clock()
         try:
-            payloads = await self._preparer.prepare(progress.tokenize, total_chars([input_.chars for input_ in inputs]), timeout_s)
-            if payloads:
+            items = await self._preparer.prepare(progress.tokenize, total_chars([input_.chars for input_ in inputs]), timeout_s)
+            if items:
                 request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)
-                await self._scheduler.handle(request, payloads)
+                await self._scheduler.handle(request, items)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()
@@ -138,65 +138,65 @@ class Model:
             self._metrics.count_predictions(prediction.predictions, prediction.abstentions)
         return prediction
 
-    def run(self, payloads: Sequence[EncodingPayload], *, multi_threaded: bool = False) -> Sequence[Outputs]:
+    def run(self, items: Sequence[EncodingItem], *, multi_threaded: bool = False) -> Sequence[Outputs]:
         """Returns the outputs of each text that its task keeps.
 
         Raises:
             EngineError: The graph fails; `input_index` is the index of the input, if there is one text.
         """
-        if len(payloads) > 1 and self._exceeds_output_limits(payloads):
-            half = len(payloads) // 2
-            return [row for part in (payloads[:half], payloads[half:]) for row in self.run(part, multi_threaded=multi_threaded)]
-        lengths = [len(payload.encoding.ids) for payload in payloads]
-        rows, length = self.graph.padded_shape(len(payloads), max(lengths)) or (len(payloads), max(lengths))
+        if len(items) > 1 and self._exceeds_output_limits(items):
+            half = len(items) // 2
+            return [row for part in (items[:half], items[half:]) for row in self.run(part, multi_threaded=multi_threaded)]
+        lengths = [len(item.encoding.ids) for item in items]
+        rows, length = self.graph.padded_shape(len(items), max(lengths)) or (len(items), max(lengths))
         single = self.engines.single_threaded
         engine = self.engines.for_multi_threaded_run(rows * length) if multi_threaded else single
         start = time.perf_counter()
-        for payload in payloads:
-            if payload.progress.started is None:
-                payload.progress.started = start
+        for item in items:
+            if item.progress.started is None:
+                item.progress.started = start
         error = None
         try:
-            small_outputs = all(payload.step.small_outputs for payload in payloads)
-            outputs = engine.run([payload.encoding for payload in payloads], small_outputs=small_outputs)
+            small_outputs = all(item.step.small_outputs for item in items)
+            outputs = engine.run([item.encoding for item in items], small_outputs=small_outputs)
         except BertServeError as caught:
             error = caught
-            if len(payloads) == 1:
-                error.input_index = payloads[0].index
+            if len(items) == 1:
+                error.input_index = items[0].input_index
             raise
         finally:
             end = time.perf_counter()
-            if any(payload.progress.trace is not None for payload in payloads):
-                self._trace(payloads, rows * length, start, end, multi_threaded=engine is not single, error=error)
+            if any(item.progress.trace is not None for item in items):
+                self._trace(items, rows * length, start, end, multi_threaded=engine is not single, error=error)
         seconds = end - start
         if engine is single:
             self._cost_model.observe(rows, length, seconds)
         else:
             self._metrics.multi_threaded_runs.inc()
         self._metrics.inference_seconds.observe(seconds)
-        self._metrics.batch_rows.observe(len(payloads))
+        self._metrics.batch_rows.observe(len(items))
         self._metrics.tokens_real.inc(sum(lengths))
         self._metrics.tokens_padded.inc(rows * length - sum(lengths))
-        return [payload.step.keep(payload.place, row) for payload, row in zip(payloads, outputs, strict=True)]
+        return [item.step.keep(item.place, row) for item, row in zip(items, outputs, strict=True)]
 
-    def _exceeds_output_limits(self, payloads: Sequence[EncodingPayload]) -> bool:
+    def _exceeds_output_limits(self, items: Sequence[EncodingItem]) -> bool:
         """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""
-        if self._logits_per_mask and sum(len(payload.encoding.masks) for payload in payloads) * self._logits_per_mask > MAX_LOGITS:
+        if self._logits_per_mask and sum(len(item.encoding.masks) for item in items) * self._logits_per_mask > MAX_LOGITS:
             return True
         if not self.graph.has_attentions:
             return False
-        maps = sum(len(payload.encoding.maps) for payload in payloads)
-        return maps * max(len(payload.encoding.ids) for payload in payloads) ** 2 > MAX_ATTENTION_WEIGHTS
+        maps = sum(len(item.encoding.maps) for item in items)
+        return maps * max(len(item.encoding.ids) for item in items) ** 2 > MAX_ATTENTION_WEIGHTS
 
     def _trace(
-        self, payloads: Sequence[EncodingPayload], padded: int, start: float, end: float, *, multi_threaded: bool, error: Exception | None
+        self, items: Sequence[EncodingItem], padded: int, start: float, end: float, *, multi_threaded: bool, error: Exception | None
     ) -> None:
         """Records a span of a run, for the traced requests in it."""
         name, version, precision, provider = self.metric_labels
-        traces = list(dict.fromkeys(payload.progress.trace for payload in payloads if payload.progress.trace is not None))
-        real = sum(len(payload.encoding.ids) for payload in payloads)
+        traces = list(dict.fromkeys(item.progress.trace for item in items if item.progress.trace is not None))
+        real = sum(len(item.encoding.ids) for item in items)
         model = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}
-        batch = {"rows": len(payloads), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
+        batch = {"rows": len(items), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
         attributes: dict[str, Any] = {f"bertserve.{key}": value for key, value in model.items()}
         attributes |= {f"bertserve.batch.{key}": value for key, value in batch.items()}
         kind = None if error is None else type(error).__name__

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from bertserve.service.errors import ExpiredError, RefusedError
-from bertserve.service.scheduling.records import SizedPayloads
+from bertserve.service.scheduling.records import Item
 from bertserve.service.scheduling.scheduler import EXPIRED, POLL_INTERVAL_S, Scheduler, State
 from bertserve.service.text.tokenizer import INLINE_CHARS
 
@@ -27,7 +27,7 @@ class Preparer:
         self._scheduler = scheduler
         self._prepare_pool = ThreadPoolExecutor(prepare_threads, thread_name_prefix="prepare")
 
-    async def prepare(self, tokenize: Callable[[], SizedPayloads], chars: int, timeout_s: float) -> SizedPayloads:
+    async def prepare(self, tokenize: Callable[[], Sequence[Item]], chars: int, timeout_s: float) -> Sequence[Item]:
         """Calls `tokenize` for a request that has arrived now and has this many characters, and returns its result.
 
         Long texts are tokenized on a prepare thread, in order of arrival. A call that has begun continues if the coroutine is cancelled.
@@ -50,7 +50,7 @@ class Preparer:
                 retry_after_s=1.0,
             )
 
-        def call() -> SizedPayloads:
+        def call() -> Sequence[Item]:
             # after a stop, waiting calls fail with this error; if they were cancelled, clients would seem to have left
             self._scheduler.check_running()
             return tokenize()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
+from bertserve.service.scheduling.records import Item
 from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.tasks.step import ScoredLabels, Step, TaskGenerator
 from bertserve.service.text.tokenizer import Encoding, ReadSpan
@@ -54,21 +55,21 @@ def truncation_warning(max_tokens: int, cut_inputs: str = "") -> str:
     return f"truncation; {cut_inputs}cut to the model's {max_tokens} tokens"
 
 
-@dataclass(slots=True)
-class EncodingPayload:
-    """The payload of a scheduler's item: one encoding of one input.
+@dataclass(slots=True, eq=False, repr=False)
+class EncodingItem(Item):
+    """One encoding of one input.
 
     Attributes:
         encoding: The encoding to run.
         progress: Its request.
-        index: Index of its input in the request.
+        input_index: Index of its input in the request.
         step: The step of its task.
         place: Index of the encoding in the step.
     """
 
     encoding: Encoding
     progress: "RequestProgress"
-    index: int
+    input_index: int
     step: Step
     place: int
 
@@ -99,7 +100,7 @@ class RequestProgress:
     started: float | None = None
     ended: float = 0.0
 
-    def tokenize(self) -> list[tuple[int, EncodingPayload]]:
+    def tokenize(self) -> list[EncodingItem]:
         """Tokenizes all inputs, and returns their first encodings, as `proceed` does.
 
         Raises:
@@ -107,13 +108,13 @@ class RequestProgress:
             InvalidValueError: An input cannot be encoded; `input_index` is its index.
         """
         start = time.perf_counter()
-        prediction, payloads = self.prediction, []
+        prediction, items = self.prediction, []
         try:
             for index, generator in enumerate(self.generators):
                 step = next(generator)
                 self.steps.append(step)
                 prediction.results.append(None)
-                payloads += self._payloads(index, step)
+                items += self._items(index, step)
                 prediction.warnings += [(index, warning) for warning in step.warnings]
                 if step.truncated:
                     prediction.truncated.append(index)
@@ -137,24 +138,24 @@ class RequestProgress:
         prediction.tokenize_s = end - start
         if self.trace is not None:
             self.trace.add_stage("tokenize", start, end)
-        return payloads or self.proceed([])
+        return items or self.proceed([])
 
-    def proceed(self, rows: Sequence[Outputs]) -> list[tuple[int, EncodingPayload]]:
+    def proceed(self, rows: Sequence[Outputs]) -> list[EncodingItem]:
         """Continues the open inputs with a row for each of their encodings.
 
         Returns:
-            The next encodings, each with its tokens; none if the request is done.
+            The items of the next encodings; none if the request is done.
 
         Raises:
             InvalidValueError: An input cannot be decoded; `input_index` is its index.
             TooLargeError: Its cost exceeds a limit.
         """
         start = self.ended = time.perf_counter()
-        remaining, payloads = iter(rows), []
+        remaining, items = iter(rows), []
         try:
             for index, step in enumerate(self.steps):
                 if step is not None:
-                    payloads += self._continue(index, list(islice(remaining, len(step.encodings))))
+                    items += self._continue(index, list(islice(remaining, len(step.encodings))))
         except BertServeError as error:
             error.input_index = index
             raise
@@ -162,7 +163,7 @@ class RequestProgress:
         self.prediction.decode_s += end - start
         if self.trace is not None:
             self.trace.add_stage("decode", start, end)
-        return payloads
+        return items
 
     def complete(self, start: float) -> Prediction:
         """Returns the prediction of a request that is done, with its times; `start` is the time of its arrival."""
@@ -174,16 +175,15 @@ class RequestProgress:
         prediction.response_bytes = self.cost.response_bytes
         return prediction
 
-    def _payloads(self, index: int, step: Step) -> list[tuple[int, EncodingPayload]]:
-        """Counts the encodings of an input's step, and returns them, each with its tokens."""
-        payloads = []
-        for place, encoding in enumerate(step.encodings):
-            tokens = encoding.weighted_tokens
-            self.prediction.tokens += tokens
-            payloads.append((tokens, EncodingPayload(encoding, self, index, step, place)))
-        return payloads
+    def _items(self, index: int, step: Step) -> list[EncodingItem]:
+        """Returns the items of the encodings in an input's step, and counts their tokens."""
+        items = [
+            EncodingItem(encoding.weighted_tokens, encoding, self, index, step, place) for place, encoding in enumerate(step.encodings)
+        ]
+        self.prediction.tokens += sum(item.tokens for item in items)
+        return items
 
-    def _continue(self, index: int, rows: Sequence[Outputs]) -> list[tuple[int, EncodingPayload]]:
+    def _continue(self, index: int, rows: Sequence[Outputs]) -> list[EncodingItem]:
         """Continues an input until it has another step to run, which it returns, or a result."""
         try:
             while True:
@@ -194,7 +194,7 @@ class RequestProgress:
                 self.prediction.abstentions += step.abstained
                 self.steps[index] = step
                 if step.encodings:
-                    return self._payloads(index, step)
+                    return self._items(index, step)
                 rows = []
         except StopIteration as ended:
             self.prediction.results[index] = ended.value

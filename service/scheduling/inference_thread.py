@@ -72,7 +72,7 @@ class InferenceThread(threading.Thread):
         scheduler, runner = self._scheduler, items[0].request.runner
         try:
             self.run_start = scheduler.second
-            results = runner.run([item.payload for item in items], multi_threaded=multi_threaded)
+            results = runner.run(items, multi_threaded=multi_threaded)
             self.run_start = inf  # decoding does not count: each request limits its own, and a batch can end many requests
             if len(results) != len(items):
                 raise EngineError(

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-SizedPayloads = Sequence[tuple[int, Any]]  # tokens and payload of each item
-
 
 class Runner(Protocol):
     """Runs batches of items, for example of a model."""
@@ -25,8 +23,8 @@ class Runner(Protocol):
     def padded_shape(self, rows: int, length: int) -> tuple[int, int] | None:
         """Returns the rows and the length at which a batch runs, or None if it has too many rows; one row always fits."""
 
-    def run(self, payloads: Sequence[Any], *, multi_threaded: bool) -> Sequence[Any]:
-        """Returns one result per payload, in order; called on an inference thread."""
+    def run(self, items: Sequence[Any], *, multi_threaded: bool) -> Sequence[Any]:
+        """Returns one result per item, in order; called on an inference thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +46,7 @@ class ScheduledRequest:
     """
 
     runner: Runner
-    proceed: Callable[[Sequence[Any]], SizedPayloads]
+    proceed: "Callable[[Sequence[Any]], Sequence[Item]]"
     arrived: float
     deadline: float
     held_tokens: int
@@ -60,25 +58,27 @@ class ScheduledRequest:
     future: asyncio.Future[None] | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Item:
-    """A text, or a window of a text.
+    """A text, or a window of a text. A runner extends it by what it needs; the queue sets all attributes but the first.
 
     Attributes:
+        tokens: Its tokens; a mask counts as one more.
         request: Its request.
         index: Position of its result.
-        payload: The argument of its runner.
-        length: Tokens to which it is padded if it runs alone; a mask counts as one more.
+        length: Tokens to which it is padded if it runs alone.
         predicted_s: Predicted seconds of an inference thread: its part of a full batch.
         priority: Virtual start time in seconds; the lowest starts first.
+        entry: Its entry in the heaps of `WaitingItems`.
     """
 
-    request: ScheduledRequest
-    index: int
-    payload: Any
-    length: int
-    predicted_s: float
-    priority: float
+    tokens: int
+    request: ScheduledRequest = field(init=False)
+    index: int = field(init=False)
+    length: int = field(init=False)
+    predicted_s: float = field(init=False)
+    priority: float = field(init=False)
+    entry: list[Any] = field(init=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -5,11 +5,12 @@ the arrival of the request plus the predicted seconds of its earlier items. So a
 no item waits forever, because later requests have later priorities.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 from math import inf
 
 from bertserve.service.errors import RefusedError
-from bertserve.service.scheduling.records import Batch, Item, ScheduledRequest, SizedPayloads
+from bertserve.service.scheduling.records import Batch, Item, ScheduledRequest
 from bertserve.service.scheduling.waiting_items import WaitingItems
 
 # Nearly every wait is at most this many times its prediction.
@@ -79,12 +80,12 @@ class RequestQueue:
             raise self._full_error(1, self.max_queue_tokens, now)
         self._check_wait(self.wait_s(now), 0.0, time_left_s)
 
-    def put(self, request: ScheduledRequest, payloads: SizedPayloads, now: float) -> None:
+    def put(self, request: ScheduledRequest, items: Sequence[Item], now: float) -> None:
         """Admits a new request with its first items.
 
         Args:
             request: A new request, which holds at most `max_request_tokens`.
-            payloads: Tokens and payload of each of its first items, at least one.
+            items: Its first items, at least one.
             now: The current time, before its deadline.
 
         Raises:
@@ -94,7 +95,7 @@ class RequestQueue:
         if self.held_tokens + request.held_tokens > limit:
             raise self._full_error(request.held_tokens, limit, now)
         request.priority = request.arrived
-        items = self._new_items(request, payloads)
+        self._predict(request, items)
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
             long_s = self._long_items.predicted_s + self._remaining_s(now)
@@ -107,9 +108,10 @@ class RequestQueue:
         self.held_tokens += request.held_tokens
         self._add(request, items)
 
-    def put_next(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
+    def put_next(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
         """Queues the next items of an open request after the results of the ones before."""
-        self._add(request, self._new_items(request, payloads))
+        self._predict(request, items)
+        self._add(request, items)
 
     def start_batch(self, now: float) -> Batch | None:
         """Starts the best batch: the first item by priority, and batch-mates of nearest lengths while each saves more time than it costs.
@@ -126,8 +128,7 @@ class RequestQueue:
         head = long if long_is_first else short
         if head is None:
             return None
-        items = [head]
-        length = head.length
+        items, length = [head], head.length
         self._remove(head)
         while self.queue_items and (item := self._batch_mate(head, len(items), length, only_short)):
             items.append(item)
@@ -148,7 +149,6 @@ class RequestQueue:
     def finish(self, item: Item, result: object) -> bool:
         """Records a result; returns whether it was the last one of an open request, which must then get its next items or be closed."""
         request = item.request
-        item.payload = None  # it may stay in a heap, behind an item that waits
         if request not in self.requests:
             return False
         request.results[item.index] = result
@@ -164,7 +164,6 @@ class RequestQueue:
         request.results = []
         for item in list(request.waiting):
             self._remove(item)
-            item.payload = None
         return True
 
     def _remaining_s(self, now: float) -> float:
@@ -203,26 +202,24 @@ class RequestQueue:
             / self.threads,
         )
 
-    def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
-        """Returns the next items of a request with their priorities, moves its own priority behind them, and decides whether it is long.
+    def _predict(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
+        """Gives the next items of a request their priorities, moves its own priority behind them, and decides whether it is long.
 
         The predicted seconds of an item are the seconds of a full batch of such items, divided by their number.
         """
         runner = request.runner
         runs: dict[int, tuple[int, float]] = {}  # padded length and seconds by tokens
-        items = []
-        for index, (tokens, payload) in enumerate(payloads):
-            if tokens not in runs:
-                _, length = runner.padded_shape(1, tokens) or (1, tokens)
+        for index, item in enumerate(items):
+            if item.tokens not in runs:
+                _, length = runner.padded_shape(1, item.tokens) or (1, item.tokens)
                 full = max(1, runner.max_batch_tokens // max(1, length)) if runner.shares_batches else 1
-                runs[tokens] = length, runner.seconds(full, length) / full
-            length, seconds = runs[tokens]
-            items.append(Item(request, index, payload, length, seconds, request.priority))
-            request.priority += seconds
+                runs[item.tokens] = length, runner.seconds(full, length) / full
+            item.request, item.index, item.priority = request, index, request.priority
+            item.length, item.predicted_s = runs[item.tokens]
+            request.priority += item.predicted_s
         request.is_long |= items[-1].priority - request.arrived > LONG_S
-        return items
 
-    def _add(self, request: ScheduledRequest, items: list[Item]) -> None:
+    def _add(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
         request.results = [None] * len(items)
         request.unfinished = len(items)
         request.waiting.update(items)

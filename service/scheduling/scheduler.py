@@ -14,7 +14,7 @@ from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError, error_for_caller
 from bertserve.service.scheduling.inference_thread import InferenceThread
-from bertserve.service.scheduling.records import Batch, Item, ScheduledRequest, SizedPayloads
+from bertserve.service.scheduling.records import Batch, Item, ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 
 logger = logging.getLogger("bertserve.scheduler")
@@ -123,12 +123,12 @@ class Scheduler:
         if self._state is State.STOPPED:
             raise self._unavailable_error()
 
-    async def handle(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
+    async def handle(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
 
         Args:
             request: A new request.
-            payloads: Tokens and payload of each of its first items, at least one.
+            items: Its first items, at least one.
 
         Raises:
             RefusedError: The queue is full, or the request would probably miss its deadline.
@@ -142,8 +142,8 @@ class Scheduler:
             now = self.clock()
             if request.deadline <= now:
                 raise ExpiredError(EXPIRED)
-            self.queue.put(request, payloads, now)
-            self._wakeup.notify(len(payloads))
+            self.queue.put(request, items, now)
+            self._wakeup.notify(len(items))
         timer = self._loop.call_later(request.deadline - now, self._expire, request)
         try:
             await request.future
@@ -192,17 +192,17 @@ class Scheduler:
                 return
             results, proceed = request.results, request.proceed
         try:
-            payloads = proceed(results)
+            items = proceed(results)
             with self._lock:
-                if payloads and request in self.queue.requests:
+                if items and request in self.queue.requests:
                     if self.clock() >= request.deadline:  # the timer found no item that waits
                         raise ExpiredError(EXPIRED)
-                    self.queue.put_next(request, payloads)
-                    self._wakeup.notify(len(payloads))
+                    self.queue.put_next(request, items)
+                    self._wakeup.notify(len(items))
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
             self.end(request, error_for_caller(error))
             return
-        if not payloads:
+        if not items:
             self.end(request)
 
     def end(self, request: ScheduledRequest, error: Exception | None = None) -> None:

@@ -4,10 +4,12 @@ import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import Any
 
 from bertserve.service.scheduling.records import Item, Runner, ScheduledRequest
 
-_Heap = list[tuple[float, int, Item]]  # by priority, in the order of arrival if priorities are equal
+# by priority, in the order of arrival if priorities are equal; each entry has both and the item, or None if it no longer waits
+_Heap = list[list[Any]]
 
 
 class WaitingItems:
@@ -20,7 +22,7 @@ class WaitingItems:
     def __init__(self) -> None:
         """Starts with no items."""
         self.predicted_s = 0.0
-        self._by_priority: _Heap = []  # has items that no longer wait too
+        self._by_priority: _Heap = []
         # by runner: the different lengths, ascending, at most as many as a batch has tokens; and a heap for each, whose first item waits
         self._by_length: dict[Runner, tuple[list[int], dict[int, _Heap]]] = {}
         self._sequence = count()
@@ -33,29 +35,30 @@ class WaitingItems:
             if item.length not in heaps:
                 heaps[item.length] = []
                 insort(lengths, item.length)
-            entry = item.priority, next(self._sequence), item
-            heapq.heappush(heaps[item.length], entry)
-            heapq.heappush(self._by_priority, entry)
+            item.entry = [item.priority, next(self._sequence), item]
+            heapq.heappush(heaps[item.length], item.entry)
+            heapq.heappush(self._by_priority, item.entry)
 
     def remove(self, item: Item) -> None:
         """Removes an item that no longer waits."""
         self.predicted_s -= item.predicted_s
+        item.entry[2] = None
         lengths, heaps = self._by_length[item.request.runner]
         heap = heaps[item.length]
-        while heap and heap[0][2] not in heap[0][2].request.waiting:
+        while heap and heap[0][2] is None:
             heapq.heappop(heap)
         if not heap:
             del heaps[item.length], lengths[bisect_left(lengths, item.length)]
         if not lengths:
             del self._by_length[item.request.runner]  # it would keep a model in memory
-        if not self._by_length:  # sums of floats drift, and items that no longer wait stay in the heap
+        if not self._by_length:  # sums of floats drift, and entries of items that no longer wait stay in the heap
             self.predicted_s = 0.0
             self._by_priority.clear()
 
     def first(self) -> Item | None:
         """Returns the first item by priority."""
         heap = self._by_priority
-        while heap and heap[0][2] not in heap[0][2].request.waiting:
+        while heap and heap[0][2] is None:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 

@@ -18,7 +18,7 @@ from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import BertServeError, EngineError, InvalidValueError, SettingsError
 from bertserve.service.messages import SHOWN_CHARS, did_you_mean, quote_names
 from bertserve.service.models import loading
-from bertserve.service.models.request_progress import EncodingPayload, RequestProgress, truncation_warning
+from bertserve.service.models.request_progress import EncodingItem, RequestProgress, truncation_warning
 from bertserve.service.scoring.rows import Row, rejecting
 from bertserve.service.settings import ScoreSettings
 from bertserve.service.tasks.catalog import TASKS, answered_tasks, requested_task
@@ -157,48 +157,48 @@ class Predictor:
 
     def _answer_chunk(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
-        open_rows: list[tuple[Row, RequestProgress, list[EncodingPayload]]] = []
+        open_rows: list[tuple[Row, RequestProgress, list[EncodingItem]]] = []
         for row in chunk:
             progress = RequestProgress([self.reader.spec.function(row.input, self._task_model)], max_tokens=sys.maxsize)
             with rejecting(row):
-                open_rows.append((row, progress, [payload for _, payload in progress.tokenize()]))
+                open_rows.append((row, progress, progress.tokenize()))
                 row.warnings = [warning for _, warning in progress.prediction.warnings]
                 if progress.prediction.truncated:
                     row.warnings.append(truncation_warning(self.manifest.tokenizer.max_length))
         while open_rows:  # the current steps of all together
-            outputs = iter(self._outputs([payload for _, _, payloads in open_rows for payload in payloads]))
+            outputs = iter(self._outputs([item for _, _, items in open_rows for item in items]))
             still_open = []
-            for row, progress, payloads in open_rows:
-                step_outputs = [next(outputs) for _ in payloads]
+            for row, progress, items in open_rows:
+                step_outputs = [next(outputs) for _ in items]
                 with rejecting(row):
                     if errors := [output for output in step_outputs if isinstance(output, EngineError)]:
                         raise errors[0]
-                    if next_payloads := progress.proceed(step_outputs):
-                        still_open.append((row, progress, [payload for _, payload in next_payloads]))
+                    if next_items := progress.proceed(step_outputs):
+                        still_open.append((row, progress, next_items))
                     (row.prediction,) = progress.prediction.results
             open_rows = still_open
 
-    def _outputs(self, payloads: Sequence[EncodingPayload]) -> list[Any]:
+    def _outputs(self, items: Sequence[EncodingItem]) -> list[Any]:
         """Returns the outputs of each encoding that its task keeps, or an error; encodings of similar length run together."""
-        outputs: list[Any] = [None] * len(payloads)
-        places = sorted(range(len(payloads)), key=lambda place: -len(payloads[place].encoding))
+        outputs: list[Any] = [None] * len(items)
+        places = sorted(range(len(items)), key=lambda place: -len(items[place].encoding))
         while places:
-            count, length = 1, len(payloads[places[0]].encoding)
+            count, length = 1, len(items[places[0]].encoding)
             while self._shares_batches and count < len(places):
                 shape = self.graph.padded_shape(count + 1, length)
                 if shape is None or shape[0] * shape[1] > self._batch_tokens:
                     break
                 count += 1
             batch, places = places[:count], places[count:]
-            for place, kept in zip(batch, self._run([payloads[place] for place in batch]), strict=True):
+            for place, kept in zip(batch, self._run([items[place] for place in batch]), strict=True):
                 outputs[place] = kept
         return outputs
 
-    def _run(self, payloads: Sequence[EncodingPayload]) -> list[Any]:
+    def _run(self, items: Sequence[EncodingItem]) -> list[Any]:
         """Returns what the task keeps of each encoding's outputs, which can be far larger, or an error; after an error each runs alone."""
         try:
-            small_outputs = all(payload.step.small_outputs for payload in payloads)
-            outputs = self._engine.run([payload.encoding for payload in payloads], small_outputs=small_outputs)
+            small_outputs = all(item.step.small_outputs for item in items)
+            outputs = self._engine.run([item.encoding for item in items], small_outputs=small_outputs)
         except EngineError as error:
-            return [error] if len(payloads) == 1 else [self._run([payload])[0] for payload in payloads]
-        return [payload.step.keep(payload.place, row) for payload, row in zip(payloads, outputs, strict=True)]
+            return [error] if len(items) == 1 else [self._run([item])[0] for item in items]
+        return [item.step.keep(item.place, row) for item, row in zip(items, outputs, strict=True)]

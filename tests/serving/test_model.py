@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bertserve.service.bundle import files
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
-from bertserve.service.models.request_progress import EncodingPayload, RequestProgress
+from bertserve.service.models.request_progress import EncodingItem, RequestProgress
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
@@ -51,7 +51,7 @@ def test_a_run_returns_small_outputs_if_no_text_needs_more(models: Path, second:
     engine = FakeEngine()
     model = fake_service(models, engine).registry.models["tiny"]
     steps = [Step([Encoding(np.zeros(3, np.int64), np.zeros(3, np.int64))], small_outputs=small) for small in (True, second)]
-    model.run([EncodingPayload(step.encodings[0], RequestProgress([], 0), 0, step, 0) for step in steps])
+    model.run([EncodingItem(3, step.encodings[0], RequestProgress([], 0), 0, step, 0) for step in steps])
     assert (engine.batches, engine.small_outputs) == ([2], second)
 
 

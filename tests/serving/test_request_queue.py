@@ -40,10 +40,10 @@ def new_queue(**options: Any) -> RequestQueue:
 
 
 def add(queue: RequestQueue, *tokens: int, now: float = 0.0, deadline: float = 100.0, runner: FakeRunner = MODEL) -> ScheduledRequest:
-    """Queues a request with one item per number of tokens; the payloads are their indexes."""
+    """Queues a request with one item per number of tokens."""
     request = ScheduledRequest(runner, lambda results: (), now, deadline, sum(tokens))
     queue.check_arrival(now, deadline - now)
-    queue.put(request, [(n, i) for i, n in enumerate(tokens)], now)
+    queue.put(request, [Item(n) for n in tokens], now)
     return request
 
 
@@ -159,7 +159,7 @@ def test_later_items_make_a_request_long() -> None:
     explain_request = add(queue, 4, runner=runner)
     [first] = take(queue)
     assert queue.finish(first, None)
-    queue.put_next(explain_request, [(4, None)] * 10)
+    queue.put_next(explain_request, [Item(4) for _ in range(10)])
     assert [item.request for item in start(queue)] == [explain_request]
     short = add(queue, 4, runner=runner)
     assert [item.request for item in take(queue)] == [short]
@@ -180,7 +180,7 @@ def test_a_request_that_would_miss_its_deadline_is_refused(texts: int) -> None:
         if texts == 1:
             queue.check_arrival(now, 2.0)
         request = ScheduledRequest(alone(1.0), lambda results: (), now, now + 2.0, 10 * texts)
-        queue.put(request, [(10, None)] * texts, now)
+        queue.put(request, [Item(10) for _ in range(texts)], now)
 
     with pytest.raises(RefusedError) as error:
         arrive(0.0)
@@ -290,7 +290,7 @@ def test_the_next_items_of_a_request_keep_its_place() -> None:
     [first] = take(queue)
     before, after = add(queue, 5, now=0.9, runner=alone(0.1)), add(queue, 5, now=1.1, runner=alone(0.1))
     assert queue.finish(first, None)
-    queue.put_next(explain_request, [(60, "next")])
+    queue.put_next(explain_request, [Item(60)])
     assert [[item.request for item in batch] for batch in drain(queue, 2.0)] == [[before], [explain_request], [after]]
     queue.close(explain_request)
 

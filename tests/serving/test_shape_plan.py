@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.scheduling.records import ScheduledRequest
+from bertserve.service.scheduling.records import Item, ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.text.tokenizer import Encoding
 from support import metric, raises_exactly, tiny
@@ -94,10 +94,10 @@ def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], bu
     queue = RequestQueue(max_queue_tokens=10_000)
     runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, max_batch_tokens=budget, shape=PLAN.padded_shape)
     for length in lengths:
-        queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6, length), [(length, length)], 1e6)
+        queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6, length), [Item(length)], 0.0)
     batches = []
-    while batch := queue.take(0.0):
-        batches.append([item.payload for item in batch])
+    while batch := queue.start_batch(0.0):
+        batches.append([item.tokens for item in batch.items])
 
     assert sorted(n for batch in batches for n in batch) == sorted(lengths)
     shapes = [PLAN.padded_shape(len(batch), max(batch)) for batch in batches]

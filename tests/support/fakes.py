@@ -15,6 +15,7 @@ from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import EngineError
+from bertserve.service.scheduling.records import Item
 from bertserve.service.text.tokenizer import Encoding
 
 
@@ -28,8 +29,15 @@ class ManualClock:
         return self.now
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class FakeItem(Item):
+    """An item with anything."""
+
+    payload: Any = None
+
+
 class FakeRunner:
-    """A runner of the scheduler with given predictions; its results are its payloads, unless `run` is given."""
+    """A runner of fake items with given predictions; its results are their payloads, unless `run` is given."""
 
     def __init__(
         self,
@@ -47,8 +55,8 @@ class FakeRunner:
         self.padded_shape = shape
         self._run = {False: run, True: run_multi_threaded or run}
 
-    def run(self, payloads: Sequence[Any], *, multi_threaded: bool) -> Sequence[Any]:
-        return self._run[multi_threaded](payloads)
+    def run(self, items: Sequence[FakeItem], *, multi_threaded: bool) -> Sequence[Any]:
+        return self._run[multi_threaded]([item.payload for item in items])
 
 
 class FakeEngine:

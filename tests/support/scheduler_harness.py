@@ -12,7 +12,7 @@ from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.text.tokenizer import INLINE_CHARS
-from support.fakes import FakeRunner, ManualClock
+from support.fakes import FakeItem, FakeRunner, ManualClock
 
 
 class Work:
@@ -96,14 +96,14 @@ class Harness:
         answers: list[Any] = []
         rest = list(then)
 
-        def proceed(results: Sequence[Any]) -> list[tuple[int, Any]]:
+        def proceed(results: Sequence[Any]) -> list[FakeItem]:
             answers[:] = [finish(results)]
-            return [(tokens, rest.pop(0))] if rest else []
+            return [FakeItem(tokens, rest.pop(0))] if rest else []
 
         now, chars = self.scheduler.clock(), INLINE_CHARS + (tokenize is not None)
         await self.preparer.prepare(tokenize or list, chars, timeout_s)
         request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s, tokens * len(payloads))
-        await self.scheduler.handle(request, [(tokens, payload) for payload in payloads])
+        await self.scheduler.handle(request, [FakeItem(tokens, payload) for payload in payloads])
         return answers[0]
 
     def submit(self, *payloads: Any, **options: Any) -> asyncio.Task[Any]:

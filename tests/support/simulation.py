@@ -12,7 +12,7 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.records import Batch, ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
-from support.fakes import FakeRunner
+from support.fakes import FakeItem, FakeRunner
 
 # Processor seconds of a text by its tokens: the model `sentiment` (6 layers, hidden size 384, int8) on one thread of an AMD EPYC (Zen 4).
 RECORDED_S = {
@@ -102,7 +102,7 @@ class Simulation:
         wait = self.queue.wait_s(self.now)
         try:
             self.queue.check_arrival(self.now, TIMEOUT_S)
-            self.queue.put(request, [(length, None) for length in lengths], self.now)
+            self.queue.put(request, [FakeItem(length) for length in lengths], self.now)
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
             return None
