@@ -28,6 +28,7 @@ import yaml
 from bertserve.service.errors import SettingsError
 from support import ROOT, metric, slow, tiny, variables, wait_until
 from support.balanced import load
+from support.http_messages import post
 from support.replica import free_ports, is_ready, running
 
 
@@ -300,7 +301,7 @@ def test_a_full_queue_answers_429_and_a_disconnect_empties_it(cluster: Cluster) 
     wait_until(lambda: _model(cluster) == "slow", PATIENCE_S)
     body = json.dumps({"inputs": ["good"] * 90}).encode()
     with socket.create_connection(("127.0.0.1", cluster.http)) as leaving, ThreadPoolExecutor(8) as pool:
-        leaving.sendall(b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        leaving.sendall(post(body=body))
         wait_until(lambda: _queued(cluster) > 0, PATIENCE_S)
         answers = list(pool.map(lambda _: httpx.post(f"{cluster.url}/classify", content=body, timeout=60, trust_env=False), range(8)))
     refusals = [answer for answer in answers if answer.status_code == 429]

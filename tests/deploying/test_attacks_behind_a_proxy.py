@@ -23,8 +23,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from support import attacks, metric, raw_http, tiny, wait_until
+from support import ROOT, metric, raw_http, tiny, wait_until
 from support.attacks import ATTACKS, LARGE_ANSWER
+from support.http_messages import get
 from support.replica import PROXIES, Proxy, ServeProcess, is_ready, replicas
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(shutil.which, PROXIES)), reason="haproxy or nginx is not installed")]
@@ -52,7 +53,7 @@ EVERY_RUN = {
 }
 GOOD = {"inputs": "good"}
 # A request for a path that the proxies do not forward. It is as long as that of the corpus.
-HIDDEN = b"GET /metrics HTTP/1.1\r\nhost: t\r\nx-request-id: hiden\r\n\r\n"
+HIDDEN = get(b"x-request-id: hiden", start=b"GET /metrics HTTP/1.1")
 
 
 @dataclass
@@ -101,13 +102,13 @@ class Measured:
     def attacked(self, name: str, proxy: Proxy) -> Outcome:
         """Returns the effect of an attack through a proxy."""
         self.rest()
-        command = [sys.executable, attacks.__file__, name, str(urlsplit(proxy.url).port), str(SECONDS)]
+        command = [sys.executable, "-m", "support.attacks", name, str(urlsplit(proxy.url).port), str(SECONDS)]
         outcome, over, before = Outcome(), threading.Event(), self._replica.memory_mib()
         with ThreadPoolExecutor(3) as pool:
             probing = pool.submit(self._replica.longest_probe_s, over, 0.01)
             calling = pool.submit(_call, proxy.url, over, outcome)
             delayed = pool.submit(_delay_s, over)
-            with subprocess.Popen(command) as attacker:
+            with subprocess.Popen(command, cwd=ROOT / "tests") as attacker:
                 while attacker.poll() is None:
                     outcome.growth_mib = max(outcome.growth_mib, self._replica.memory_mib() - before)
                     time.sleep(0.01)

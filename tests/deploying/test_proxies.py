@@ -21,6 +21,7 @@ from bertserve.service.command_line import parse
 from bertserve.service.settings import Settings
 from support import ROOT, slow, tiny, wait_until
 from support.balanced import Balanced, balanced
+from support.http_messages import CHUNKED, LAST_CHUNK, LINES, chunk, head, post
 from support.loads import queue_items
 from support.replica import HAPROXY_FILE, NGINX_FILE, PROXIES, HAProxy
 
@@ -242,7 +243,7 @@ def test_a_request_without_a_valid_head_is_refused(service: Balanced, content_ty
 @through_proxies
 def test_an_encoded_body_is_refused(service: Balanced) -> None:
     """HAProxy's parser answers with a page of its own."""
-    status, error = answer_to(service, b"POST /classify HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
+    status, error = answer_to(service, head(b"transfer-encoding: gzip, chunked") + LAST_CHUNK)
     if isinstance(service.proxy, HAProxy):
         assert status == 422
     else:
@@ -251,11 +252,10 @@ def test_an_encoded_body_is_refused(service: Balanced) -> None:
 
 @through_proxies
 def test_an_address_has_a_limit_of_streams(service: Balanced, client: httpx.Client) -> None:
-    head = b"POST /classify HTTP/1.1\r\nhost: t\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
     line = {"content": json.dumps(BODY), "headers": {"content-type": "application/x-ndjson"}}
     with ExitStack() as stack:
         for _ in range(2 * int(value(HAPROXY, "sc1_conn_cur gt"))):  # a request of `refused` can come before some of them
-            stack.enter_context(connect(service)).sendall(head)
+            stack.enter_context(connect(service)).sendall(head(LINES, CHUNKED) + chunk(b"{"))
 
         def is_refused() -> bool:
             answer = client.post("/classify", **line)
@@ -284,13 +284,11 @@ def test_an_address_has_a_limit_of_requests(service: Balanced, tmp_path: Path) -
 
 @through_proxies
 def test_a_stream_answers_each_line_before_the_next_line_is_sent(service: Balanced) -> None:
-    head = "POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
-    line = json.dumps(BODY) + "\n"
-    chunk = f"{len(line):x}\r\n{line}\r\n"
+    line = chunk(json.dumps(BODY).encode() + b"\n")
     with connect(service) as connection, connection.makefile("rb") as answers:
-        connection.sendall((head + chunk).encode())
+        connection.sendall(head(LINES, CHUNKED) + line)
         assert any(b'"label"' in answer for answer in answers)  # the request body has not ended yet
-        connection.sendall(f"{chunk}0\r\n\r\n".encode())
+        connection.sendall(line + LAST_CHUNK)
         assert any(b'"label"' in answer for answer in answers)
 
 
@@ -308,9 +306,8 @@ def test_only_haproxy_forwards_a_stream_longer_than_a_body(service: Balanced, cl
 @through_proxies
 def test_a_disconnect_drops_the_queued_work(service: Balanced) -> None:
     body = json.dumps({"inputs": ["good"] * 100}).encode()
-    request = b"POST /models/slow HTTP/1.1\r\nhost: test\r\nx-request-id: gone-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     with connect(service) as connection:
-        connection.sendall(request)
+        connection.sendall(post(b"x-request-id: gone-1", body=body, path=b"/models/slow"))
         wait_until(lambda: max(map(queue_items, service.replicas)) > 50)
     assert any(" 499 " in line for line in log_lines(service, "gone-1"))
     wait_until(lambda: max(map(queue_items, service.replicas)) == 0)

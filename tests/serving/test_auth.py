@@ -20,10 +20,9 @@ from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
 from bertserve.service.auth import Access, Authenticator, new_key
 from bertserve.service.errors import HttpError, SettingsError, UnavailableError
-from support import metric
+from support import metric, until
 from support.app_client import call_once, error_of, fake_service, keys, posting, serving, state_of
 from support.fakes import FakeEngine
-from support.served_socket import until
 
 KEY = {"authorization": "Bearer swordfish"}
 

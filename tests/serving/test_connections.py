@@ -14,10 +14,12 @@ from starlette.types import Receive, Scope, Send
 from bertserve.service.api.receiving import until_disconnect
 from bertserve.service.errors import HttpError
 from bertserve.service.server import transport
-from support.served_socket import GET, answer, body_of, client, echo, everything, listening, until
+from support import until
+from support.http_messages import CHUNKED, H2C, LAST_CHUNK, chunk, head, post
+from support.served_socket import GET, answer, body_of, client, echo, everything, listening
 
-CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
-HALF_BODY = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
+CHUNKED_HEAD = head(CHUNKED, path=b"/")
+HALF_BODY = post(body=b"{", length=100, path=b"/")
 
 
 async def refuse(_: Scope, __: Receive, send: Send) -> None:
@@ -55,16 +57,16 @@ def assert_refused(response: bytes, status: int, error_type: str) -> None:
         (b"GET / HTTP/1.1\r\nx: " + b"x" * 40_000 + b"\r\n\r\n", 431, "head_too_large"),
         (b"GET /" + b"x" * 4096 + b" HTTP/1.1\r\n\r\n", 431, "head_too_large"),
         (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 6000 + b"\r\n", 431, "head_too_large"),
-        (CHUNKED + b"2\r\n{}\r\n0\r\n" + b"a: b\r\n" * 10_000, 431, "head_too_large"),
-        (CHUNKED + b"2\r\n{}\r\n0\r\na: " + b"b" * 10_000, 431, "head_too_large"),
-        (CHUNKED + b"2\r\n{}\r\n0\r\n" + b"b" * 10_000, 431, "head_too_large"),
-        (CHUNKED + b"2;a=" + b"b" * 10_000, 431, "head_too_large"),
-        (CHUNKED + b"1;aaaaaaaaaaaaaaaa\r\n{\r\n" * 2000, 431, "head_too_large"),
-        (CHUNKED + b"0" * 10_000, 431, "head_too_large"),
-        (CHUNKED + b"1\r\n{\r\n" * 20_000, 431, "head_too_large"),
-        (CHUNKED.replace(b"host: test", b"connection: upgrade\r\nupgrade: h2c") + b"2;a=" + b"b" * 10_000, 431, "head_too_large"),
-        (CHUNKED + b"nonsense\r\n", 400, "malformed"),
-        (CHUNKED + b"2\r\n{}\r\nnonsense\r\n", 400, "malformed"),
+        (CHUNKED_HEAD + b"2\r\n{}\r\n0\r\n" + b"a: b\r\n" * 10_000, 431, "head_too_large"),
+        (CHUNKED_HEAD + b"2\r\n{}\r\n0\r\na: " + b"b" * 10_000, 431, "head_too_large"),
+        (CHUNKED_HEAD + b"2\r\n{}\r\n0\r\n" + b"b" * 10_000, 431, "head_too_large"),
+        (CHUNKED_HEAD + b"2;a=" + b"b" * 10_000, 431, "head_too_large"),
+        (CHUNKED_HEAD + b"1;aaaaaaaaaaaaaaaa\r\n{\r\n" * 2000, 431, "head_too_large"),
+        (CHUNKED_HEAD + b"0" * 10_000, 431, "head_too_large"),
+        (CHUNKED_HEAD + b"1\r\n{\r\n" * 20_000, 431, "head_too_large"),
+        (head(*H2C, CHUNKED, path=b"/") + b"2;a=" + b"b" * 10_000, 431, "head_too_large"),
+        (CHUNKED_HEAD + b"nonsense\r\n", 400, "malformed"),
+        (CHUNKED_HEAD + b"2\r\n{}\r\nnonsense\r\n", 400, "malformed"),
         (b"NONSENSE\r\n\r\n", 400, "malformed"),
     ],
 )  # fmt: skip
@@ -138,16 +140,16 @@ async def test_trailers_are_not_headers() -> None:
         await answer(send)
 
     trailers = b"authorization: Bearer b\r\nx-forwarded-for: 1.2.3.4\r\n"
-    async with listening(app) as server, client(server, CHUNKED + b"2\r\n{}\r\n0\r\n" + trailers + b"\r\n") as (reader, writer):
+    async with listening(app) as server, client(server, CHUNKED_HEAD + b"2\r\n{}\r\n0\r\n" + trailers + b"\r\n") as (reader, writer):
         await reader.readuntil(b"ok")
         writer.write(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
         await reader.readuntil(b"ok")
-    assert headers_of_requests == [[(b"host", b"test"), (b"transfer-encoding", b"chunked")], [(b"connection", b"close")]]
+    assert headers_of_requests == [[(b"host", b"t"), (b"transfer-encoding", b"chunked")], [(b"connection", b"close")]]
 
 
 async def test_chunks_can_have_as_much_framing_as_data() -> None:
     body = b"8\r\n{\r\n0\r\n\r\n\r\n" * 20_000 + b"0\r\n\r\n"
-    response = await replies(CHUNKED.replace(b"host: test", b"connection: close") + body)
+    response = await replies(head(b"connection: close", CHUNKED, path=b"/") + body)
     assert response.endswith(b"\r\n\r\n/ " + b"{\r\n0\r\n\r\n" * 20_000 + b"\n")
 
 
@@ -171,7 +173,7 @@ async def test_a_body_that_is_no_longer_valid_during_its_answer_ends_the_connect
             continue
         disconnect.set()
 
-    async with listening(app) as server, client(server, CHUNKED) as (reader, writer):
+    async with listening(app) as server, client(server, CHUNKED_HEAD) as (reader, writer):
         await reader.readuntil(b"first")
         writer.write(b"nonsense\r\n")
         assert await everything(reader) == b"\r\n"
@@ -265,26 +267,14 @@ async def test_an_answer_arrives_in_one_piece() -> None:
             assert (await reader.read(65536)).endswith(b"\r\n\r\n/ \n")
 
 
-def post_head(path: bytes, body: bytes = b"") -> bytes:
-    return b"POST %s HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (path, len(body), body)
-
-
-def chunked(path: bytes, body: bytes) -> bytes:
-    return b"POST %s HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (path, len(body), body)
-
-
-def upgrading(path: bytes, framed: bytes) -> bytes:
-    return b"POST %s HTTP/1.1\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n%s" % (path, framed)
-
-
 REQUESTS = {
-    post_head(b"/a", b"1\r\n\r\n2"): b"/a 1\r\n\r\n2\n",
-    chunked(b"/b", b"3\r\n\r\n4"): b"/b 3\r\n\r\n4\n",
+    post(path=b"/a", body=b"1\r\n\r\n2"): b"/a 1\r\n\r\n2\n",
+    head(CHUNKED, path=b"/b") + chunk(b"3\r\n\r\n4") + LAST_CHUNK: b"/b 3\r\n\r\n4\n",
     b"\r\n\r\n" + GET: b"/ \n",
-    post_head(b"/c"): b"/c \n",
-    upgrading(b"/d", b"content-length: 3\r\n\r\nabc"): b"/d abc\n",
-    upgrading(b"/e", b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"): b"/e abc\n",
-    post_head(b"/f", b"x" * 500): b"/f " + b"x" * 500 + b"\n",
+    post(path=b"/c", body=b""): b"/c \n",
+    post(*H2C, path=b"/d", body=b"abc"): b"/d abc\n",
+    head(*H2C, CHUNKED, path=b"/e") + chunk(b"ab") + chunk(b"c") + LAST_CHUNK: b"/e abc\n",
+    post(path=b"/f", body=b"x" * 500): b"/f " + b"x" * 500 + b"\n",
 }
 
 

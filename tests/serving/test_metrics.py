@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 from bertserve.service.auth import Authenticator
-from support import metric, tiny
+from support import metric, tiny, until
 from support.app_client import busy_client, fake_service, keys, serving, state_of
 from support.fakes import FakeEngine
-from support.served_socket import until
 
 
 async def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from support import hostile, raw_http, tiny
-from support.raw_http import Answer, exchange
+from support.http_messages import Answer, exchange
 from support.replica import ServeProcess, running
 
 SHARE = 0.2  # of all hostile cases

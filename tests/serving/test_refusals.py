@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from support import metric, tiny
+from support import metric, tiny, until
 from support.app_client import busy_client, call, call_once, error_of, fake_service, post, sent_for, serving, state_of, until_queued
 from support.fakes import FakeEngine
-from support.served_socket import until
 
 SECRET = "hunter2secret"
 HALF = {"type": "http.request", "body": b"{", "more_body": True}

@@ -19,10 +19,9 @@ from bertserve.service.errors import InvalidValueError, StartError
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
 from bertserve.service.models.reloader import without_folders
-from support import metric, tiny
+from support import metric, tiny, until
 from support.app_client import error_of, keys, serving, state_of
 from support.fakes import wrap_sessions
-from support.served_socket import until
 
 ADMIN = {"authorization": "Bearer trident"}
 BODY = {"inputs": "good"}

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support import metric, slow, tiny, wait_until
+from support import http_messages, metric, slow, tiny, wait_until
 from support.app_client import error_of
 from support.balanced import load
 from support.replica import BERT_SERVE, running
@@ -67,7 +67,7 @@ def test_an_idle_connection_is_closed_cleanly(models: Path, tmp_path: Path) -> N
     """Its client sees the end of the connection, not a reset, and the service does not wait until it would abort the connection."""
     patient = f"from bertserve.service.server import serve; serve.LAST_RESPONSES_S = 600; {BERT_SERVE}"
     with running(models, tmp_path / "log", program=patient) as server, socket.create_connection(server.address, timeout=20) as connection:
-        connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: test\r\n\r\n")
+        connection.sendall(http_messages.get(start=b"GET /health/live HTTP/1.1"))
         answer = connection.recv(65536)  # one packet
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"live" in answer

@@ -20,14 +20,14 @@ from bertserve.service.api.receiving import LARGE_BYTES
 from bertserve.service.app_state import AppState
 from bertserve.service.errors import EngineError, RefusedError
 from bertserve.service.models.request_progress import Prediction
-from support import metric, slow, tiny
+from support import metric, slow, tiny, until
 from support.app_client import assert_same, call, call_once, error_of, fake_service, posting, serving, state_of
 from support.fakes import FakeEngine, record_runs
+from support.http_messages import CHUNKED, LAST_CHUNK, chunk, get, head
 from support.replica import running
-from support.served_socket import until
 
 LINES = {"content-type": "application/x-ndjson"}
-HEAD = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+HEAD = head(b"content-type: application/x-ndjson", CHUNKED)
 
 
 def to_lines(*bodies: Any) -> bytes:
@@ -323,17 +323,18 @@ def test_answers_are_sent_while_the_body_arrives(models: Path, tmp_path: Path) -
     ):
         client.sendall(HEAD)
         line = b'{"inputs": "good"}\n'
-        client.sendall(b"%x\r\n%s\r\n" % (len(line), line))
-        head = b"".join(iter(answers.readline, b"\r\n"))
-        assert b"200 OK" in head and b"transfer-encoding: chunked" in head
+        client.sendall(chunk(line))
+        answer_head = b"".join(iter(answers.readline, b"\r\n"))
+        assert b"200 OK" in answer_head
+        assert b"transfer-encoding: chunked" in answer_head
         for _ in range(3):
             size = int(answers.readline(), 16)
             assert b"label" in answers.read(size + 2)
-            client.sendall(b"%x\r\n%s\r\n" % (len(line), line))
-        client.sendall(b"0\r\n\r\n")
+            client.sendall(chunk(line))
+        client.sendall(LAST_CHUNK)
         rest = answers.readline(), answers.read(size + 2), answers.readline(), answers.readline()
         assert rest[2] == b"0\r\n"
-        client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        client.sendall(get())
         assert b"200 OK" in answers.readline()
 
 
@@ -380,7 +381,7 @@ def test_a_slow_model_does_not_end_the_stream(tmp_path: Path) -> None:
         client.sendall(HEAD)
         lines, end = to_lines(*({"inputs": "dull"} for _ in range(20))), time.monotonic() + 4
         while time.monotonic() < end:
-            client.sendall(b"%x\r\n%s\r\n" % (len(lines), lines))
+            client.sendall(chunk(lines))
             data = b""
             while data.count(b"label") < 20 * 3:
                 line = answers.readline()

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support import metric, raw_http, slow, wait_until
+from support import http_messages, metric, slow, wait_until
 from support.loads import LONG, by_status, descriptors, metrics, queue_items, show, threads
 from support.replica import ServeProcess, running
 
@@ -98,7 +98,7 @@ def assert_threads_live(server: ServeProcess) -> None:
 
 
 def send(connection: socket.socket, body: bytes) -> None:
-    connection.sendall(raw_http.post(body=body))
+    connection.sendall(http_messages.post(body=body))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Helpers of the tests. The modules start services, make bundles and checkpoints, and send requests."""
 
+import asyncio
 import json
 import re
 import time
@@ -7,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,6 +18,13 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end, f"the condition did not hold within {limit_s:g} s"
         time.sleep(0.02)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits in an event loop until a condition holds."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.005)
 
 
 def variables(path: Path) -> dict[str, str]:
@@ -42,6 +48,8 @@ def metric(page: str, name: str, **labels: str) -> float:
 @contextmanager
 def raises_exactly(kind: type[Exception], match: str | None = None) -> Iterator[Any]:
     """Like `pytest.raises`, but an error of a subclass fails the test."""
+    import pytest  # attackers, whose processes import this package, do not need it
+
     with pytest.raises(kind, match=match) as info:
         yield info
     assert info.type is kind

@@ -20,8 +20,8 @@ from bertserve.service.auth import Authenticator
 from bertserve.service.build import build
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.settings import Settings
+from support import until
 from support.fakes import FakeEngine
-from support.served_socket import until
 
 Send = Callable[..., httpx.Response]
 LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice the limit of a tiny bundle

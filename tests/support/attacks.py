@@ -1,4 +1,4 @@
-"""Attacks on HTTP/1.1, as bytes that connections send and read. Run it as `python attacks.py NAME PORT SECONDS`."""
+"""Attacks on HTTP/1.1, as bytes that connections send and read. Run it as `python -m support.attacks NAME PORT SECONDS`."""
 
 import json
 import os
@@ -9,6 +9,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from support.http_messages import BODY, CHUNKED, H2C, LAST_CHUNK, LINES, chunk, get, head, post
+
 # Another address than that of the ordinary callers, because the proxies limit connections and requests of an address.
 SOURCE = "127.0.0.2"
 NICE = 10  # the attackers of a real service have their own processors
@@ -17,8 +19,7 @@ MANY = 64
 TURN_S = 0.002
 RESET = struct.pack("ii", 1, 0)
 
-SHORT = b'{"inputs":"good"}'
-PROBE = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n"
+PROBE = get(start=b"GET /health/live HTTP/1.1")
 LARGE_ANSWER = json.dumps({"inputs": ["[MASK] " * 64] * 2, "parameters": {"top_k": 70}}).encode()  # 5 MB
 
 
@@ -45,36 +46,22 @@ class Attack:
     resets: bool = False
 
 
-def head(*headers: bytes, path: bytes = b"/classify") -> bytes:
-    return b"\r\n".join([b"POST %s HTTP/1.1" % path, b"host: t", *headers]) + b"\r\n\r\n"
-
-
-def post(body: bytes = SHORT, *headers: bytes, path: bytes = b"/classify") -> bytes:
-    return head(b"content-length: %d" % len(body), *headers, path=path) + body
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-CHUNKED = head(b"transfer-encoding: chunked")
-STREAM = head(b"transfer-encoding: chunked", b"content-type: application/x-ndjson")
-LENGTH_AND_CHUNKS = head(b"content-length: 5", b"transfer-encoding: chunked") + b"0\r\n\r\n" + PROBE
-UPGRADE = post(SHORT, b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQAAP__")
+CHUNKED_HEAD = head(CHUNKED)
+STREAM = head(CHUNKED, LINES)
 TRAILERS = b"authorization: Bearer b\r\nx-forwarded-for: 192.0.2.1\r\n"
 
 ATTACKS = {
     # slow clients
     "slow heads": Attack(b"POST /classify HTTP/1.1\r\nhost: t\r\nx: ", b"y", MANY, 0.1),
     "slow bodies": Attack(head(b"content-length: 1000000"), b" ", MANY, 0.1),
-    "bodies without their last byte": Attack(post(b" " * MAX_BODY)[:-1], connections=MANY),
-    "chunked bodies without their last byte": Attack(CHUNKED + chunk(b" " * (MAX_BODY - 9)), connections=MANY),
-    "lines without their last byte": Attack(STREAM + chunk(SHORT + b"\n") + b"%x\r\n" % MAX_BODY + b" " * (MAX_BODY - 1), connections=MANY),
+    "bodies without their last byte": Attack(post(body=b" " * MAX_BODY)[:-1], connections=MANY),
+    "chunked bodies without their last byte": Attack(CHUNKED_HEAD + chunk(b" " * (MAX_BODY - 9)), connections=MANY),
+    "lines without their last byte": Attack(STREAM + chunk(BODY + b"\n") + b"%x\r\n" % MAX_BODY + b" " * (MAX_BODY - 1), connections=MANY),
     "bodies that wait for 100 Continue": Attack(head(b"expect: 100-continue", b"content-length: 9"), connections=MANY),
-    "slow readers of a large answer": Attack(post(LARGE_ANSWER, path=b"/fill-mask"), connections=MANY, reads=64),
+    "slow readers of a large answer": Attack(post(body=LARGE_ANSWER, path=b"/fill-mask"), connections=MANY, reads=64),
     "pipelined requests that are not read": Attack(then=post() * 1000, reads=0),
-    "documents that are not read": Attack(then=b"GET /openapi.json HTTP/1.1\r\nhost: t\r\n\r\n", connections=MANY, reads=0),
-    "slow readers of a stream": Attack(STREAM, chunk((SHORT + b"\n") * 2000), 8, reads=64),
+    "documents that are not read": Attack(then=get(start=b"GET /openapi.json HTTP/1.1"), connections=MANY, reads=0),
+    "slow readers of a stream": Attack(STREAM, chunk((BODY + b"\n") * 2000), 8, reads=64),
     # connections
     "silent connections": Attack(connections=500),
     "connections that are reset": Attack(connections=MANY, resets=True),
@@ -85,31 +72,31 @@ ATTACKS = {
     # pipelining
     "pipelined probes": Attack(then=PROBE * 5000),
     "pipelined requests": Attack(then=post() * 1000, connections=16),
-    "pipelined wrong paths": Attack(then=post(b"", path=b"/nowhere") * 1000, connections=MANY),
+    "pipelined wrong paths": Attack(then=post(body=b"", path=b"/nowhere") * 1000, connections=MANY),
     "bytes after the last answer": Attack(head(b"content-length: 0", b"connection: close"), bytes(1 << 20)),
     # framing
-    "a megabyte of trailers": Attack(then=CHUNKED + chunk(SHORT) + b"0\r\n" + b"x: y\r\n" * 170_000 + b"\r\n"),
-    "trailers without an end": Attack(CHUNKED + chunk(SHORT) + b"0\r\n", b"x: y\r\n" * 10_000),
-    "trailers with a key": Attack(then=CHUNKED + chunk(SHORT) + b"0\r\n" + TRAILERS + b"\r\n"),
-    "chunks of one byte": Attack(CHUNKED, b"1\r\n \r\n" * 10_000),
-    "chunk extensions": Attack(CHUNKED, b"1;" + b"a=b;" * 2000 + b"\r\n \r\n"),
-    "one long chunk extension": Attack(CHUNKED + b"1;", b"a=b;" * 10_000),
-    "a chunk size of many zeros": Attack(CHUNKED, b"0" * 100_000),
-    "chunks over the limit": Attack(CHUNKED, chunk(b" " * (1 << 20))),
+    "a megabyte of trailers": Attack(then=CHUNKED_HEAD + chunk(BODY) + b"0\r\n" + b"x: y\r\n" * 170_000 + b"\r\n"),
+    "trailers without an end": Attack(CHUNKED_HEAD + chunk(BODY) + b"0\r\n", b"x: y\r\n" * 10_000),
+    "trailers with a key": Attack(then=CHUNKED_HEAD + chunk(BODY) + b"0\r\n" + TRAILERS + b"\r\n"),
+    "chunks of one byte": Attack(CHUNKED_HEAD, b"1\r\n \r\n" * 10_000),
+    "chunk extensions": Attack(CHUNKED_HEAD, b"1;" + b"a=b;" * 2000 + b"\r\n \r\n"),
+    "one long chunk extension": Attack(CHUNKED_HEAD + b"1;", b"a=b;" * 10_000),
+    "a chunk size of many zeros": Attack(CHUNKED_HEAD, b"0" * 100_000),
+    "chunks over the limit": Attack(CHUNKED_HEAD, chunk(b" " * (1 << 20))),
     "bodies over the limit": Attack(head(b"content-length: 999999999999"), bytes(1 << 20), 16),
-    "length and chunks": Attack(then=LENGTH_AND_CHUNKS),
-    "two lengths": Attack(then=head(b"content-length: 17", b"content-length: 0") + SHORT),
-    "upgrades to h2c": Attack(then=UPGRADE),
+    "length and chunks": Attack(then=head(b"content-length: 5", CHUNKED) + LAST_CHUNK + PROBE),
+    "two lengths": Attack(then=head(b"content-length: 17", b"content-length: 0") + BODY),
+    "upgrades to h2c": Attack(then=post(*H2C)),
     # heads
     "a head without an end": Attack(b"GET / HTTP/1.1\r\nhost: t\r\n", b"x: y\r\n" * 10_000),
-    "6,000 headers": Attack(then=b"GET /health HTTP/1.1\r\nhost: t\r\n" + b"a: b\r\n" * 6000 + b"\r\n"),
-    "a header of a megabyte": Attack(then=b"GET /health HTTP/1.1\r\nhost: t\r\nx: " + b"y" * (1 << 20) + b"\r\n\r\n"),
-    "long paths": Attack(then=b"GET /" + b"x/" * 10_000 + b" HTTP/1.1\r\nhost: t\r\n\r\n"),
+    "6,000 headers": Attack(then=get(*[b"a: b"] * 6000)),
+    "a header of a megabyte": Attack(then=get(b"x: " + b"y" * (1 << 20))),
+    "long paths": Attack(then=get(start=b"GET /" + b"x/" * 10_000 + b" HTTP/1.1")),
     "not HTTP": Attack(then=bytes(range(256)) * 4096),
     # streams of JSON Lines
     "a stream of blank lines": Attack(STREAM, chunk(b"\n " * 100_000), 16),
     "a stream of wrong lines": Attack(STREAM, chunk(b"ab\n" * 100_000), 16),
-    "a stream of short texts": Attack(STREAM, chunk((SHORT + b"\n") * 2000), 16),
+    "a stream of short texts": Attack(STREAM, chunk((BODY + b"\n") * 2000), 16),
     "a stream in chunks of one byte": Attack(STREAM, b"1\r\n1\r\n1\r\n\n\r\n" * 10_000, 16),
 }
 

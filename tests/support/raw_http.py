@@ -1,96 +1,18 @@
 """Unusual and invalid HTTP/1.1 messages, each with the expected statuses, and a Hypothesis strategy that generates more."""
 
 import gzip
-import select
-import socket
 import zlib
-from contextlib import suppress
-from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-BODY = b'{"inputs":"good"}'
-CLEAN = b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n"
-END = b"\r\n\r\n"
-QUIET_S = 0.05
+from support.http_messages import BODY, CHUNKED, END, H2C, LAST_CHUNK, LINES, chunk, get, head, post
 
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
-def post(*headers: bytes, body: bytes = BODY, length: int | None = None, path: bytes = b"/classify") -> bytes:
-    """Returns a POST of a body. Its last header is `content-length`, with the true length or `length`."""
-    lines = [b"POST %s HTTP/1.1" % path, b"host: t", *headers, b"content-length: %d" % (len(body) if length is None else length)]
-    return b"\r\n".join(lines) + END + body
-
-
-def framed(*headers: bytes, body: bytes = BODY) -> bytes:
-    """Returns a POST without a `content-length` of its own: `headers` define where the body ends."""
-    return b"\r\n".join([b"POST /classify HTTP/1.1", b"host: t", *headers]) + END + body
-
-
-def chunked(body: bytes = b"11\r\n" + BODY + b"\r\n0\r\n\r\n", coding: bytes = b"transfer-encoding: chunked") -> bytes:
-    return framed(coding, body=body)
-
-
-def get(*headers: bytes, start: bytes = b"GET /health HTTP/1.1") -> bytes:
-    return b"\r\n".join([start, b"host: t", *headers]) + END
-
-
-def exchange(address: tuple[str, int], *messages: bytes, count: int = 0) -> list[Answer]:
-    """Returns all responses on a connection.
-
-    Args:
-        address: Host and port of the service.
-        messages: Bytes to send, each after the response to the message before it.
-        count: Responses to wait for. After them, reading stops when `QUIET_S` pass without data, or when the service closes the connection.
-
-    Raises:
-        TimeoutError: The service hangs.
-    """
-    stream = bytearray()
-    count = max(count, len(messages) - 1)
-    with socket.create_connection(address, timeout=10) as connection, suppress(ConnectionError):
-        for index, message in enumerate(messages):
-            with suppress(ConnectionError):  # the service refused the request before all bytes were sent
-                connection.sendall(message)
-            expected = count if message is messages[-1] else index + 1
-            while stream.count(b"\r\nx-request-id: ") < expected or select.select([connection], [], [], QUIET_S)[0]:
-                if not (data := connection.recv(65536)):
-                    return parse_answers(bytes(stream))
-                stream += data
-    return parse_answers(bytes(stream))
-
-
-def parse_answers(stream: bytes) -> list[Answer]:
-    """Parses responses, without interim ones; asserts that each is complete and well-formed, with no bytes between them."""
-    results = []
-    while stream:
-        head, end, stream = stream.partition(END)
-        assert end, head
-        line, *lines = head.decode("ascii").split("\r\n")
-        version, status, _ = line.split(" ", 2)
-        assert version == "HTTP/1.1", line
-        if status == "100":
-            assert lines == []
-            continue
-        headers = dict(field.split(": ", 1) for field in lines)
-        assert len(headers) == len(lines), lines
-        length = 0 if headers["x-request-id"].startswith("head") else int(headers["content-length"])
-        assert length <= len(stream), head
-        results.append(Answer(int(status), headers, stream[:length]))
-        stream = stream[length:]
-    return results
-
-
+CLEAN = get()
+CHUNKS = chunk(BODY) + LAST_CHUNK
 SMUGGLED = get(b"x-request-id: smuggled", start=b"GET /info HTTP/1.1")
 BOMB = gzip.compress(b'{"inputs": "' + b"a" * 10_000_000 + b'"}', 9)
 UPGRADES = {
-    "h2c": (b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQAAP__"),
+    "h2c": H2C,
     "websocket": (
         b"connection: upgrade",
         b"upgrade: websocket",
@@ -102,41 +24,41 @@ UPGRADES = {
 # name -> the bytes of a connection, and the statuses of the answers; if there are two, a CLEAN at the end is sent after the first answer
 CORPUS: dict[str, tuple[bytes, list[int]]] = {
     # length of the body
-    "two lengths": (framed(b"content-length: 17", b"content-length: 0", body=BODY + CLEAN), [400]),
-    "one length twice": (framed(b"content-length: 17", b"content-length: 17") + CLEAN, [400]),
-    "lengths in a list": (framed(b"content-length: 17, 17") + CLEAN, [400]),
-    "length and chunks": (framed(b"content-length: 5", b"transfer-encoding: chunked", body=b"0\r\n\r\n" + SMUGGLED), [400]),
-    "chunks and length": (framed(b"transfer-encoding: chunked", b"content-length: 5", body=b"0\r\n\r\n" + SMUGGLED), [400]),
-    "an unknown transfer coding": (chunked(coding=b"transfer-encoding: xchunked"), [400]),
-    "chunked before another coding": (chunked(coding=b"transfer-encoding: chunked, identity"), [400]),
-    "chunks of a compressed body": (chunked(coding=b"transfer-encoding: gzip, chunked") + CLEAN, [415, 200]),
-    "chunked and then identity": (framed(b"transfer-encoding: chunked", b"transfer-encoding: identity", body=b"0\r\n\r\n"), [400]),
-    "a space before the colon": (chunked(coding=b"transfer-encoding : chunked"), [400]),
-    "folded chunks": (chunked(coding=b"transfer-encoding:\r\n chunked"), [400]),
-    "a vertical tab": (chunked(coding=b"transfer-encoding: \x0bchunked"), [400]),
+    "two lengths": (head(b"content-length: 17", b"content-length: 0") + BODY + CLEAN, [400]),
+    "one length twice": (head(b"content-length: 17", b"content-length: 17") + BODY + CLEAN, [400]),
+    "lengths in a list": (head(b"content-length: 17, 17") + BODY + CLEAN, [400]),
+    "length and chunks": (head(b"content-length: 5", CHUNKED) + LAST_CHUNK + SMUGGLED, [400]),
+    "chunks and length": (head(CHUNKED, b"content-length: 5") + LAST_CHUNK + SMUGGLED, [400]),
+    "an unknown transfer coding": (head(b"transfer-encoding: xchunked") + CHUNKS, [400]),
+    "chunked before another coding": (head(b"transfer-encoding: chunked, identity") + CHUNKS, [400]),
+    "chunks of a compressed body": (head(b"transfer-encoding: gzip, chunked") + CHUNKS + CLEAN, [415, 200]),
+    "chunked and then identity": (head(CHUNKED, b"transfer-encoding: identity") + LAST_CHUNK, [400]),
+    "a space before the colon": (head(b"transfer-encoding : chunked") + CHUNKS, [400]),
+    "folded chunks": (head(b"transfer-encoding:\r\n chunked") + CHUNKS, [400]),
+    "a vertical tab": (head(b"transfer-encoding: \x0bchunked") + CHUNKS, [400]),
     **{
-        f"length `{value}`": (framed(b"content-length: " + value.encode("latin-1")) + CLEAN, [400])
+        f"length `{value}`": (head(b"content-length: " + value.encode("latin-1")) + BODY + CLEAN, [400])
         for value in ("+17", "-1", "0x11", "", "17 17", "1_7", "1e1", "99999999999999999999999", "²", "17;")
     },
-    "a length with zeros": (framed(b"content-length: 00000000017") + CLEAN, [200, 200]),
-    "a folded length": (framed(b"content-length:\r\n 17"), [400]),
+    "a length with zeros": (head(b"content-length: 00000000017") + BODY + CLEAN, [200, 200]),
+    "a folded length": (head(b"content-length:\r\n 17") + BODY, [400]),
     "a body shorter than its length": (post(length=99), []),
     "a body longer than its length": (post(length=4), [400]),
     "a body that is a request": (post(body=SMUGGLED) + CLEAN, [400, 200]),
     "a GET with a body": (get(b"content-length: 5") + b"hello" + CLEAN, [200, 200]),
     # chunks
     "chunks with extensions and trailers": (
-        chunked(b'5;a=b;c="d"\r\n' + BODY[:5] + b"\r\n0c\r\n" + BODY[5:] + b"\r\n0\r\nx: y\r\n\r\n") + CLEAN,
+        head(CHUNKED) + b'5;a=b;c="d"\r\n' + BODY[:5] + b"\r\n0c\r\n" + BODY[5:] + b"\r\n0\r\nx: y\r\n\r\n" + CLEAN,
         [200, 200],
     ),
     **{
-        f"chunk size `{size.decode('latin-1')}`": (chunked(size + b"\r\n" + BODY + b"\r\n0\r\n\r\n"), [400])
+        f"chunk size `{size.decode('latin-1')}`": (head(CHUNKED) + size + b"\r\n" + BODY + b"\r\n0\r\n\r\n", [400])
         for size in (b"0x11", b"-1", b"+11", b"g", b"", b"11 11", b"fffffffffffffffff", b"\xb2", b"11;\0", b"11;a\n")
     },
-    "a chunk longer than its size": (chunked(b"5\r\n" + BODY + b"\r\n0\r\n\r\n"), [400]),
-    "chunks with bare newlines": (chunked(b"11\n" + BODY + b"\n0\n\n"), [400]),
-    "chunks without an end": (chunked(b"11\r\n" + BODY + b"\r\n"), []),
-    "chunks of a byte": (chunked(b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"), [200]),
+    "a chunk longer than its size": (head(CHUNKED) + b"5\r\n" + BODY + b"\r\n0\r\n\r\n", [400]),
+    "chunks with bare newlines": (head(CHUNKED) + b"11\n" + BODY + b"\n0\n\n", [400]),
+    "chunks without an end": (head(CHUNKED) + chunk(BODY), []),
+    "chunks of a byte": (head(CHUNKED) + b"".join(chunk(b"%c" % byte) for byte in BODY) + LAST_CHUNK, [200]),
     # header lines and names
     "bare newlines": (post().replace(b"\r\n", b"\n"), [400]),
     "one bare newline": (get(b"x: y\nx-request-id: z"), [400]),
@@ -152,7 +74,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "10,000 headers": (get(*[b"a: b"] * 10_000), [431]),
     "a header of a megabyte": (get(b"x: " + b"y" * 1_000_000), [431]),
     "two hosts": (get(b"host: u"), [200]),
-    "two types": (post(b"content-type: application/json", b"content-type: application/x-ndjson"), [400]),
+    "two types": (post(b"content-type: application/json", LINES), [400]),
     "two encodings": (post(b"content-encoding: gzip", b"content-encoding: identity"), [400]),
     "two deadlines": (post(b"x-request-timeout-ms: 1", b"x-request-timeout-ms: 1000"), [400]),
     "two lengths of the JSON": (
@@ -163,7 +85,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "HTTP/0.9": (b"GET /health\r\n\r\n", [400]),
     "HTTP/0.9, only its line": (b"GET /health\r\n", []),
     "HTTP/1.0": (post().replace(b"HTTP/1.1", b"HTTP/1.0"), [200]),
-    "JSON Lines over HTTP/1.0": (post(b"content-type: application/x-ndjson").replace(b"HTTP/1.1", b"HTTP/1.0"), [400]),
+    "JSON Lines over HTTP/1.0": (post(LINES).replace(b"HTTP/1.1", b"HTTP/1.0"), [400]),
     "HTTP/1.2": (get(start=b"GET /health HTTP/1.2"), [400]),
     "HTTP/2": (get(start=b"GET /health HTTP/2.0"), [400]),
     "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), [400]),
@@ -203,7 +125,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     },
     **{f"a smuggled body of {name}": (post(*headers, body=SMUGGLED) + CLEAN, [400, 200]) for name, headers in UPGRADES.items()},
     "chunks with an upgrade": (
-        framed(*UPGRADES["h2c"], b"transfer-encoding: chunked", body=b"11\r\n" + BODY + b"\r\n0\r\n\r\n") + CLEAN,
+        head(*UPGRADES["h2c"], CHUNKED) + CHUNKS + CLEAN,
         [200, 200],
     ),
     **{
@@ -283,7 +205,7 @@ FRAMINGS = (
     b"transfer-encoding:\tchunked",
     b"x: y",
 )
-BODIES = (BODY, BODY, b"", b'{"inputs":["bad","good"]}', SMUGGLED, b"11\r\n" + BODY + b"\r\n0\r\n\r\n", b"0\r\n\r\n" + SMUGGLED, b"\xff\0")
+BODIES = (BODY, BODY, b"", b'{"inputs":["bad","good"]}', SMUGGLED, CHUNKS, LAST_CHUNK + SMUGGLED, b"\xff\0")
 
 
 @st.composite
@@ -293,7 +215,7 @@ def _messages(draw: st.DrawFn, index: int) -> bytes:
     method = draw(st.sampled_from(METHODS))
     framing = draw(st.sampled_from(FRAMINGS)).replace(b"%d", b"%d" % len(body))
     if framing.startswith(b"transfer") and draw(st.booleans()):
-        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        body = (chunk(body) if body else b"") + LAST_CHUNK
     name = b"sent-%d" % index
     lines = [
         b" ".join([method, draw(st.sampled_from(TARGETS)), draw(st.sampled_from(VERSIONS))]),

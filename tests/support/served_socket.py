@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +16,10 @@ from bertserve.service.errors import BertServeError
 from bertserve.service.server.limits import LimitedProtocol
 from bertserve.service.server.serve import configure
 from bertserve.service.settings import Settings
+from support.http_messages import get
 
 LIMITS = {"keep_alive_s": 5, "header_timeout_s": 10.0, "max_header_bytes": 4096}
-GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
+GET = get(start=b"GET / HTTP/1.1")
 
 
 @dataclass
@@ -75,12 +76,6 @@ async def client(server: SocketServer, request: bytes = b"") -> AsyncIterator[tu
         yield reader, writer
     finally:
         writer.transport.abort()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def everything(reader: asyncio.StreamReader) -> bytes:
