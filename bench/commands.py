@@ -9,50 +9,49 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from bertserve.bench import BenchError
 from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.measurement import METRICS, LoadMetrics, summarize, worst_metrics
 from bertserve.bench.raw_loop import RawLoop
 from bertserve.bench.report import BenchReport, CompareResult, SweepResult, html_page, parse_objectives, summary_lines
-from bertserve.bench.target import Target, fetch_info, probe_target
+from bertserve.bench.target import Target, fetch_info, probe_target, read_run_totals
+from bertserve.service.errors import StartError
 from bertserve.service.messages import install_command, plural
 
 _log = partial(print, file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LoadRunner:
-    """Runs loads on a target, with the flags of a command. `report` gets each load, and Ctrl-C sets `stop`."""
+    """Runs loads on a target, with the `flags` of a command. `report` gets each load, and Ctrl-C sets `stop`."""
 
     target: Target
     report: BenchReport
     stop: threading.Event
-    seconds: float
-    warmup_s: float
-    timeout_s: float
-    seed: int
-    connections: int = 0  # of a closed loop
-    max_connections: int = 0  # of an open loop
+    flags: argparse.Namespace
 
     def run_closed_loop(self, name: str = "closed") -> LoadMetrics:
         """Runs a closed loop."""
-        return self._run(f"{name}, {plural(self.connections, 'connection')}", self.connections)
+        return self._run(f"{name}, {plural(self.flags.connections, 'connection')}", self.flags.connections)
 
-    def run_open_loop(self, rate: float, *, confirmation: bool = False) -> LoadMetrics:
-        """Runs an open loop with Poisson arrivals at a rate per second; a confirmation has other arrival times."""
-        arrivals = poisson_arrivals(rate, self.warmup_s + self.seconds, seed=self.seed + confirmation)
-        return self._run(f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}", self.max_connections, arrivals)
+    def run_open_loop(self, rate: float, *remarks: str) -> LoadMetrics:
+        """Runs an open loop with Poisson arrivals at a rate per second. Its name has the remarks; a confirmation has other arrivals."""
+        seed = self.flags.seed + ("confirmation" in remarks)
+        arrivals = poisson_arrivals(rate, self.flags.warmup_s + self.flags.seconds, seed=seed)
+        return self._run(", ".join((f"open, {rate:.4g}/s", *remarks)), self.flags.max_connections, arrivals)
 
     def _run(self, name: str, connections: int, arrivals: Sequence[float] | None = None) -> LoadMetrics:
-        _log(f"{name}, {self.seconds:g} s")
-        load = Load(self.target, connections, seconds=self.seconds, warmup_s=self.warmup_s, timeout_s=self.timeout_s)
+        flags = self.flags
+        _log(f"{name}, {flags.seconds:g} s")
+        load = Load(self.target, connections, seconds=flags.seconds, warmup_s=flags.warmup_s, timeout_s=flags.timeout_s)
+        before = read_run_totals(self.target)
         load.run(self.stop, arrivals)
-        self.report.loads.append(summarize(name, load, open_loop=arrivals is not None))
+        totals = read_run_totals(self.target) - before
+        self.report.loads.append(summarize(name, load, totals, open_loop=arrivals is not None))
         return self.report.loads[-1]
 
 
@@ -60,14 +59,14 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
     """Runs the subcommand `args.command`; after an error it reports the measurements so far. Returns the exit code.
 
     Raises:
-        BenchError: A flag, the content of a file or an address is wrong.
+        StartError: A flag, the content of a file or an address is wrong.
         OSError: A report cannot be written.
     """
     objectives = parse_objectives(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
     if args.command != "compare" and any(objective.metric == "ratio" for objective in objectives):
-        raise BenchError("only `compare` measures `ratio`; remove it from --slo.")
+        raise StartError("only `compare` measures `ratio`; remove it from --slo.")
     if args.html and find_spec("matplotlib") is None:  # known before the load
-        raise BenchError(f"the HTML report needs matplotlib: {install_command('bench')}; --json needs nothing.")
+        raise StartError(f"the HTML report needs matplotlib: {install_command('bench')}; --json needs nothing.")
     # a header's value may be a key
     report = BenchReport(args.command, vars(args) | {"header": [name for name, _ in args.header]}, objectives)
     try:
@@ -78,6 +77,8 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
             _write(report, args.json, args.html)
     if report.interrupted:
         return 130
+    if report.result_values.get("unmeasured_rate"):
+        return 4
     return 0 if report.answered_loads and not report.is_missed else 1
 
 
@@ -87,12 +88,12 @@ def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Even
         try:
             key = args.api_key_file.read_text(encoding="latin-1").strip()  # as in HTTP; it decodes any byte
         except OSError as error:
-            raise BenchError(f"--api-key-file `{args.api_key_file}` cannot be read: {error.strerror}.") from error
+            raise StartError(f"--api-key-file `{args.api_key_file}` cannot be read: {error.strerror}.") from error
         headers["Authorization"] = f"Bearer {key}"
-    target, report.model = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
+    target = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
+    report.model = target.model
     report.service = fetch_info(target.address, "/info", headers)
-    flags = {field.name: getattr(args, field.name) for field in fields(LoadRunner) if hasattr(args, field.name)}
-    runner = LoadRunner(**flags | {"target": target, "report": report, "stop": stop})
+    runner = LoadRunner(target, report, stop, args)
     if args.command == "sweep":
         sweep_rates(runner, steps=args.steps, max_rate=args.max_rate)
         return
@@ -124,7 +125,7 @@ def _write(report: BenchReport, json_file: Path | None, html_file: Path | None) 
 def compare_with_raw_loop(runner: LoadRunner, raw_loop: RawLoop, *, threads: int, rounds: int) -> None:
     """Measures the service in a closed loop and the raw loop, in turn. The report gets a `CompareResult`."""
     result = runner.report.results = CompareResult()
-    feeds, seconds = raw_loop.encode(runner.target.bodies), runner.seconds
+    feeds, seconds = raw_loop.encode(runner.target.bodies), runner.flags.seconds
     for i in range(1, rounds + 1):
         served = runner.run_closed_loop(f"round {i}").texts_per_s
         _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {seconds:g} s")
@@ -139,10 +140,10 @@ def sweep_rates(runner: LoadRunner, *, steps: int, max_rate: float | None) -> No
     """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `steps` rates.
 
     The report gets a `SweepResult`, and the worse metrics of the highest rate that held. Objectives on rates are ignored. The first rate
-    is the upper bound `max_rate`, or slightly above the throughput of a closed loop.
+    is the upper bound `max_rate`, or slightly above the throughput of a closed loop. Rates that cannot be measured are bounds too.
 
     Raises:
-        BenchError: No request of the closed loop was answered.
+        StartError: No request of the closed loop was answered.
     """
     report = runner.report
     result = report.results = SweepResult([objective for objective in report.objectives if METRICS[objective.metric]])
@@ -150,21 +151,30 @@ def sweep_rates(runner: LoadRunner, *, steps: int, max_rate: float | None) -> No
     if runner.stop.is_set():
         return
     if not rate:
-        raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
+        raise StartError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
+    above: float | None = None
     for _ in range(steps):
-        loads = [runner.run_open_loop(rate)]
-        if not runner.stop.is_set() and result.holds(loads[0]):
-            loads.append(runner.run_open_loop(rate, confirmation=True))
+        loads = [_run_on_time(runner, rate)]
+        if not runner.stop.is_set() and not loads[0].was_late and result.holds(loads[0]):
+            loads.append(_run_on_time(runner, rate, "confirmation"))
         if runner.stop.is_set():
             break
-        holds = result.holds(loads[-1])
-        _log(f"  {rate:.4g}/s {'holds' if holds else 'does not hold'}")
-        if holds:
+        if loads[-1].was_late:
+            result.unmeasured_rate = above = rate
+        elif result.holds(loads[-1]):
             result.highest_rate_held, report.metrics = rate, worst_metrics(loads)
             if rate == max_rate:
                 break
         else:
-            result.lowest_rate_not_held = rate
+            result.lowest_rate_not_held = above = rate
         # twice the rate while all hold, because a closed loop with few connections may not reach the capacity
-        low, high = result.highest_rate_held or 0.0, result.lowest_rate_not_held
-        rate = 2 * low if high is None else (low + high) / 2
+        held = result.highest_rate_held or 0.0
+        rate = 2 * held if above is None else (held + above) / 2
+
+
+def _run_on_time(runner: LoadRunner, rate: float, *remarks: str) -> LoadMetrics:
+    """Runs an open loop, and once more if the generator was late."""
+    load = runner.run_open_loop(rate, *remarks)
+    if load.was_late and not runner.stop.is_set():
+        load = runner.run_open_loop(rate, *remarks, "second try")
+    return load

@@ -62,12 +62,10 @@ class Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._outcome: asyncio.Future[int | str] | None = None  # of the request in flight
-        self._complete = False
 
     def request(self, content: bytes) -> asyncio.Future[int | str]:
         """Sends a request over the open connection, and returns its outcome. If that is cancelled, the connection must be closed."""
         assert self._transport is not None, "the connection must be open"
-        self._complete = False
         self.server_timing = b""
         self._outcome = asyncio.get_running_loop().create_future()
         self._transport.write(content)
@@ -86,7 +84,7 @@ class Connection(asyncio.Protocol):
         self.open = True
 
     def data_received(self, data: bytes) -> None:
-        """Parses a part of a response, and ends the request after the last one; data without a request closes the connection."""
+        """Parses a part of a response; data without a request closes the connection."""
         if self._outcome is None:
             self.abort()
             return
@@ -95,10 +93,8 @@ class Connection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade):
             self.abort("malformed")
             return
-        if self._complete:
-            self._end(self._parser.get_status_code())
-            if not self.open:
-                self.abort()
+        if not self.open:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the request in flight as `closed`, if there is one; called by the event loop."""
@@ -112,9 +108,10 @@ class Connection(asyncio.Protocol):
             self.server_timing = b", ".join(filter(None, (self.server_timing, value.lower())))
 
     def on_message_complete(self) -> None:
-        """Handles the end of a response, but skips interim responses; called by the parser."""
-        self._complete = self._parser.get_status_code() >= 200
-        self.open = self._parser.should_keep_alive()
+        """Ends the request at the end of a response that is not an interim one; called by the parser."""
+        if (status := self._parser.get_status_code()) >= 200:
+            self.open = self._parser.should_keep_alive()
+            self._end(status)
 
     def _end(self, outcome: int | str) -> None:
         if self._outcome is not None and not self._outcome.done():  # it is done if it was cancelled

@@ -22,7 +22,7 @@ MAX_LATENESS_MS = 5.0  # above it, the generator affects its measurements
 # metric -> whether an objective is an upper bound (True) or a lower bound (False)
 METRICS: Mapping[str, bool] = {
     **dict.fromkeys(("p50_ms", "p90_ms", "p99_ms", "p999_ms", "mean_ms", "max_ms", "overhead_ms", "error_rate"), True),
-    **dict.fromkeys(("rps", "texts_per_s", "ratio"), False),
+    **dict.fromkeys(("rps", "texts_per_s", "tokens_per_s", "ratio"), False),
 }
 # metric -> the share of the requests that took at most as long
 SHARES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
@@ -46,11 +46,14 @@ class LoadMetrics:
         requests: Number of requests that were due in the measured time.
         outcomes: Number of their responses by HTTP status, and of requests without a response by kind of failure.
         error_rate: Share of the requests without status 200.
-        rps: Requests per second with status 200; `texts_per_s` has their texts.
+        rps: Requests per second with status 200; `texts_per_s` has their texts, and `tokens_per_s` their tokens.
+        batches: The `runs` of the graph in the whole load, their `mean_rows`, and the `padding_share` of their tokens. It is empty and
+            `tokens_per_s` None if the service does not show them.
         latency: Metrics of the responses with status 200, from the time when the request was due; empty without them.
         server_p50_ms: Medians of the stages in the responses' `server-timing` header.
         overhead_ms: Median latency minus the median of `inference`, if the service sends it.
-        was_late: Whether the generator was late: the load differs from the intended one, and latencies are not those of the service.
+        cpu_share: Share of a core that the generator used.
+        late_p99_ms: Delay of the generator's timer at p99, in milliseconds.
         warnings: Reasons why the metrics may describe the generator instead of the service.
     """
 
@@ -62,11 +65,19 @@ class LoadMetrics:
     error_rate: float
     rps: float
     texts_per_s: float
+    tokens_per_s: float | None
+    batches: dict[str, float]
     latency: dict[str, float]
     server_p50_ms: dict[str, float]
     overhead_ms: float | None
-    was_late: bool
+    cpu_share: float
+    late_p99_ms: float
     warnings: list[str]
+
+    @property
+    def was_late(self) -> bool:
+        """Whether the generator was late, so that the load differs from the intended one."""
+        return self.late_p99_ms > MAX_LATENESS_MS
 
     @property
     def offered_rate(self) -> float:
@@ -84,24 +95,26 @@ def worst_metrics(loads: Sequence[LoadMetrics]) -> dict[str, float | None]:
     return {name: None if None in values else (max if METRICS[name] else min)(values) for name, values in columns.items()}
 
 
-def summarize(name: str, load: Load, *, open_loop: bool) -> LoadMetrics:
-    """Returns the metrics of a load under this name."""
+def summarize(name: str, load: Load, totals: Mapping[str, float], *, open_loop: bool) -> LoadMetrics:
+    """Returns the metrics of a load under this name; `totals` are those of the service's runs, empty if it shows none."""
     start, end = load.measured
     seconds = max(end - start, 1e-9)
     due = [record for record in load.records if start <= record.intended < end]
-    answered = [record for record in due if record.outcome == OK]
-    requests, texts = 0.0, 0.0  # answered in the measured time
-    for record in load.records:
-        if record.outcome == OK and (within_s := min(record.ended, end) - max(record.sent, start)) > 0:
-            share = within_s / (record.ended - record.sent)
-            requests += share
-            texts += share * load.target.bodies[record.body_index].texts
-    latency = latency_metrics([1000 * (record.ended - record.intended) for record in answered])
-    server_p50 = _server_p50(answered)
-    lag_ms = 1000 * float(np.quantile(load.timer_lags_s or [0.0], 0.99, method="inverted_cdf"))
+    answered_due = [record for record in due if record.outcome == OK]
+    answered = [record for record in load.records if record.outcome == OK]
+    shares = [max(min(record.ended, end) - max(record.sent, start), 0.0) / (record.ended - record.sent) for record in answered]
+    texts = sum(share * load.target.bodies[record.body_index].texts for share, record in zip(shares, answered, strict=True))
+    latency = latency_metrics([1000 * (record.ended - record.intended) for record in answered_due])
+    server_p50 = _server_p50(answered_due)
+    batches, tokens_per_s = dict[str, float](), None
+    if answered and (runs := totals.get("bertserve_batch_rows_count")):
+        tokens, padding = totals["real"], totals.get("padded", 0.0)
+        batches = {"runs": runs, "mean_rows": totals["bertserve_batch_rows_sum"] / runs, "padding_share": padding / (tokens + padding)}
+        tokens_per_s = tokens / len(answered) * sum(shares) / seconds
+    late_p99_ms = 1000 * float(np.quantile(load.timer_lags_s or [0.0], 0.99, method="inverted_cdf"))
     warnings = []
-    if lag_ms > MAX_LATENESS_MS:
-        warnings.append(f"the generator was {lag_ms:.1f} ms late at p99, and a sweep counts that as a miss; run it on another machine")
+    if late_p99_ms > MAX_LATENESS_MS:
+        warnings.append(f"the generator was {late_p99_ms:.1f} ms late at p99, so latencies are not those of the service; run it elsewhere")
     if load.cpu_s > 0.7 * seconds:
         warnings.append(f"the generator used {load.cpu_s / seconds:.0%} of a core, so its own speed may be the limit")
     if load.capped:
@@ -112,13 +125,16 @@ def summarize(name: str, load: Load, *, open_loop: bool) -> LoadMetrics:
         seconds=seconds,
         requests=len(due),
         outcomes=dict(sorted(Counter(str(record.outcome) for record in due).items())),
-        error_rate=1 - len(answered) / len(due) if due else 0.0,
-        rps=requests / seconds,
+        error_rate=1 - len(answered_due) / len(due) if due else 0.0,
+        rps=sum(shares) / seconds,
         texts_per_s=texts / seconds,
+        tokens_per_s=tokens_per_s,
+        batches=batches,
         latency=latency,
         server_p50_ms=server_p50,
         overhead_ms=latency["p50_ms"] - server_p50["inference"] if latency and "inference" in server_p50 else None,
-        was_late=lag_ms > MAX_LATENESS_MS,
+        cpu_share=load.cpu_s / seconds,
+        late_p99_ms=late_p99_ms,
         warnings=warnings,
     )
 

@@ -16,7 +16,6 @@ from typing import Any
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bertserve.bench import BenchError
 from bertserve.bench.target import Body
 from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import TRUSTED_LIMITS
@@ -24,7 +23,7 @@ from bertserve.service.bundle.files import Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.engine.sessions import session_options
-from bertserve.service.errors import BertServeError
+from bertserve.service.errors import BertServeError, StartError
 from bertserve.service.tasks.catalog import TASKS, requested_task
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -44,11 +43,11 @@ class RawLoop:
 
         Raises:
             BertServeError: The bundle is broken, or does not have the graph that is served.
-            BenchError: The bundle is not the one that is served, or the graph cannot be loaded or has an unknown input.
+            StartError: The bundle is not the one that is served, or the graph cannot be loaded or has an unknown input.
         """
         self.bundle = load_bundle(path)
         if served is not None and (served.get("version"), served.get("provider")) != (self.bundle.version, "cpu"):
-            raise BenchError(
+            raise StartError(
                 f"the service runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but --bundle has "
                 f"`{self.bundle.manifest.name}` {self.bundle.version}; give the served bundle, and serve it with --provider cpu."
             )
@@ -60,12 +59,12 @@ class RawLoop:
         try:
             self._session: Any = ort.InferenceSession(str(self._graph), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
-            raise BenchError(f"onnxruntime {ort.__version__} cannot load `{self._graph}`: {error}") from error
+            raise StartError(f"onnxruntime {ort.__version__} cannot load `{self._graph}`: {error}") from error
         self._inputs = list(spec.inputs)
         if graph:
             inputs = {value.name: value.type.removeprefix("tensor(").removesuffix(")") for value in self._session.get_inputs()}
             if not inputs.keys() <= _STOCK_INPUTS.keys() or not set(inputs.values()) <= {"int64", "int32"}:
-                raise BenchError(f"`{graph}` has the inputs {inputs}; supported are int64 {', '.join(_STOCK_INPUTS)}.")
+                raise StartError(f"`{graph}` has the inputs {inputs}; supported are int64 {', '.join(_STOCK_INPUTS)}.")
             self._inputs = [InputSpec(name=name, fill=_STOCK_INPUTS[name], dtype=dtype) for name, dtype in inputs.items()]
         self.description = {
             "bundle": self.bundle.manifest.name,
@@ -80,12 +79,12 @@ class RawLoop:
         """Tokenizes bodies like the service, and returns their feeds.
 
         Raises:
-            BenchError: The bundle's model does not support a body.
+            StartError: The bundle's model does not support a body.
         """
         feeds: list[RawFeed] = []
         for body, encodings in zip(bodies, encode_bodies(self.bundle, bodies), strict=True):
-            share = 1 / max(len(encodings), 1)
-            feeds += [(build_feed([encoding], self._inputs, (1, len(encoding))), body.texts * share) for encoding in encodings]
+            texts = body.texts / max(len(encodings), 1)
+            feeds += [(build_feed([encoding], self._inputs, (1, len(encoding))), texts) for encoding in encodings]
         return feeds
 
     def run_loop(self, feeds: Sequence[RawFeed], *, threads: int, seconds: float, stop: threading.Event) -> float:
@@ -94,7 +93,7 @@ class RawLoop:
         There must be at least one feed. A tenth of `seconds` more is run before the measured time. `stop` ends the loop early.
 
         Raises:
-            BenchError: A run failed, or none ended in time.
+            StartError: A run failed, or none ended in time.
         """
         next_index = itertools.count().__next__
         start = time.perf_counter() + seconds * WARM_UP_SHARE
@@ -111,10 +110,10 @@ class RawLoop:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(loop, range(threads)))
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
-            raise BenchError(f"`{self._graph}` failed on a text of the load: {error}") from error
+            raise StartError(f"`{self._graph}` failed on a text of the load: {error}") from error
         total = sum(texts for texts, after in finished if start < after <= end)
         if not total and not stop.is_set():
-            raise BenchError(f"no run of `{self._graph}` ended within {seconds:g} s; raise --seconds.")
+            raise StartError(f"no run of `{self._graph}` ended within {seconds:g} s; raise --seconds.")
         return total / seconds
 
 
@@ -122,7 +121,7 @@ def encode_bodies(bundle: Bundle, bodies: Sequence[Body]) -> Iterator[list[Encod
     """Yields the encodings of each body.
 
     Raises:
-        BenchError: The bundle's model does not support a body.
+        StartError: The bundle's model does not support a body.
     """
     manifest = bundle.manifest
     model = TaskModel(Tokenizer(bundle.tokenizer_path, manifest.tokenizer), manifest)
@@ -133,4 +132,4 @@ def encode_bodies(bundle: Bundle, bodies: Sequence[Body]) -> Iterator[list[Encod
             inputs = validate_as(task.body, value, TRUSTED_LIMITS).task_inputs(manifest)
             yield [encoding for input_ in inputs for encoding in next(task.function(input_, model)).encodings]
         except BertServeError as error:
-            raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error
+            raise StartError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error

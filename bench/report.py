@@ -19,9 +19,9 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from bertserve.bench import BenchError
 from bertserve.bench.measurement import METRICS, SHARES, LoadMetrics
 from bertserve.service import __version__
+from bertserve.service.errors import StartError
 from bertserve.service.messages import plural
 
 if TYPE_CHECKING:
@@ -51,16 +51,16 @@ def parse_objectives(texts: Sequence[str]) -> list[Objective]:
     A limit of 1 % on `error_rate` is added if there is none, because a service that refuses many requests looks fast.
 
     Raises:
-        BenchError: A text is not `METRIC=NUMBER`, or names an unknown metric, or one that another text has.
+        StartError: A text is not `METRIC=NUMBER`, or names an unknown metric, or one that another text has.
     """
     objectives: dict[str, Objective] = {}
     for part in (part for text in texts for part in text.split(",")):
         metric, _, number = part.strip().partition("=")
         bound = float(number) if re.fullmatch(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", number) else None
         if metric not in METRICS or bound is None or not math.isfinite(bound):
-            raise BenchError(f"`{part}` is not an objective; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
+            raise StartError(f"`{part}` is not an objective; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
         if metric in objectives:
-            raise BenchError(f"--slo has several objectives for {metric}; give one.")
+            raise StartError(f"--slo has several objectives for {metric}; give one.")
         objectives[metric] = Objective(metric, bound)
     objectives.setdefault("error_rate", Objective("error_rate", 0.01))
     return list(objectives.values())
@@ -98,26 +98,32 @@ class SweepResult:
     limits: Sequence[Objective]
     highest_rate_held: float | None = None
     lowest_rate_not_held: float | None = None
+    unmeasured_rate: float | None = None  # the lowest at which the generator was late twice
 
     def holds(self, load: LoadMetrics) -> bool:
-        """Returns whether a load meets the limits. If the generator was late, it differs from the intended load, and does not."""
+        """Returns whether a load meets the limits."""
         values = load.objective_values()
-        return not load.was_late and all(limit.is_met(values[limit.metric]) for limit in self.limits)
+        return all(limit.is_met(values[limit.metric]) for limit in self.limits)
 
     @property
     def values(self) -> dict[str, float | None]:
         """The rates."""
-        return {"max_rate": self.highest_rate_held, "lowest_rate_not_held": self.lowest_rate_not_held}
+        rates = {"max_rate": self.highest_rate_held, "lowest_rate_not_held": self.lowest_rate_not_held}
+        return rates | {"unmeasured_rate": self.unmeasured_rate}
 
     @property
     def conclusion(self) -> str:
-        """The highest rate as a sentence without its full stop."""
-        limits = " and ".join(map(str, self.limits))
-        if self.highest_rate_held is None:
-            return f"does not hold {limits} at any rate that was tried" if self.lowest_rate_not_held else "no rate was measured"
-        above = self.lowest_rate_not_held
-        limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
-        return f"holds {limits} up to {self.highest_rate_held:.4g} requests/s in two loads{limit}"
+        """The rates as a sentence without its full stop."""
+        limits, parts = " and ".join(map(str, self.limits)), []
+        if self.highest_rate_held is not None:
+            parts.append(f"holds {limits} up to {self.highest_rate_held:.4g} requests/s in two loads")
+        if self.lowest_rate_not_held is not None:
+            parts.append(f"does not hold {limits} at {self.lowest_rate_not_held:.4g}")
+        elif parts:
+            parts.append("higher rates may hold too")
+        if self.unmeasured_rate is not None:
+            parts.append(f"not measured at {self.unmeasured_rate:.4g}, because the generator was late")
+        return "; ".join(parts) or "no rate was measured"
 
 
 @dataclass(slots=True)
@@ -201,7 +207,10 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
 
 def _load_lines(load: LoadMetrics) -> Iterator[str]:
     yield f"{load.name}:"
-    yield f"  {load.rps:.1f} requests/s, {load.texts_per_s:.1f} texts/s"
+    tokens = "" if load.tokens_per_s is None else f", {load.tokens_per_s:,.0f} tokens/s"
+    yield f"  {load.rps:.1f} requests/s, {load.texts_per_s:.1f} texts/s{tokens}"
+    if load.batches:
+        yield "  {runs:.0f} runs of {mean_rows:.2f} rows, padding {padding_share:.1%}".format(**load.batches)
     counts = ", ".join(f"{count} x {outcome}" for outcome, count in load.outcomes.items())
     yield f"  {plural(load.requests, 'request')} in {load.seconds:.1f} s: {counts or 'none'}; errors {load.error_rate:.2%}"
     if load.latency:
@@ -269,7 +278,7 @@ def _draw_latency(axes: "Axes", report: BenchReport) -> None:
             rates, values = [load.offered_rate for load in loads], [load.latency[f"{name}_ms"] for load in loads]
             axes.plot(rates, values, marker, color=f"C{color}", label=f"{name}, {kind}", markersize=5)
     for objective in report.objectives:
-        if objective.metric == "p99_ms":
+        if objective.metric.endswith("_ms"):
             axes.axhline(objective.bound, color="red", linestyle="--", linewidth=1, label=f"objective: {objective}")
     # latencies are seconds in an overload, and milliseconds below it
     axes.set(xlabel="requests/s offered", ylabel="latency, ms", yscale="log", xlim=(0, None))

@@ -7,22 +7,28 @@ works behind a proxy's prefix, and for other servers with the same wire format.
 import http.client
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bertserve.bench import BenchError, workloads
+from prometheus_client.parser import text_string_to_metric_families
+
+from bertserve.bench import workloads
 from bertserve.service.body.reading import validate_as
 from bertserve.service.body.task_body import TRUSTED_LIMITS
-from bertserve.service.errors import CallerError
+from bertserve.service.errors import CallerError, StartError
 from bertserve.service.tasks import attention, fill_mask, multiple_choice, question_answering, rerank, similarity, zero_shot
 from bertserve.service.tasks.catalog import TASKS, requested_task
 
-OK = 200
+Model = Mapping[str, Any]  # what the service's path `/info` says about a model
+OK, TOO_MANY_REQUESTS = 200, 429
 _REQUIRED_KEYS = {"name", "version", "provider", "precision"}  # without these it is another server's answer
+_RUN_METRICS = {"bertserve_batch_rows_count", "bertserve_batch_rows_sum", "bertserve_tokens_total"}
 # Task -> the workload with suitable inputs. The others read short texts.
 _TASK_WORKLOADS = {fill_mask.TASK: "mask", question_answering.TASK: "qa"}
 _CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
@@ -68,20 +74,23 @@ class Address:
 
 
 class Target:
-    """An endpoint under load, its request bodies, which are sent in turn, and the same bodies as complete HTTP requests."""
+    """An endpoint under load, its request bodies, which are sent in turn, and the same bodies as complete HTTP requests.
 
-    def __init__(self, address: Address, bodies: Sequence[Body], headers: Mapping[str, str]) -> None:
+    `model` is the endpoint's information about its model, None from another server.
+    """
+
+    def __init__(self, address: Address, bodies: Sequence[Body], headers: Mapping[str, str], model: Model | None = None) -> None:
         header_names = {name.lower() for name in headers}
         host = f"[{address.host}]" if ":" in address.host else address.host
         defaults = {"Host": f"{host}:{address.port}", "Content-Type": "application/json"}
         lines = {name: value for name, value in defaults.items() if name.lower() not in header_names} | dict(headers)
         head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        self.address, self.bodies = address, bodies
+        self.address, self.bodies, self.headers, self.model = address, bodies, headers, model
         self.requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
 
 
 def parse_url(url: str) -> Address:
-    """Parses `http://HOST[:PORT]/PATH`, or the same with https; raises BenchError for other texts."""
+    """Parses `http://HOST[:PORT]/PATH`, or the same with https; raises StartError for other texts."""
     with suppress(ValueError):  # the port is not a number, or a bracket is not closed
         parts = urlsplit(url)
         # a password would appear in the report, and a fragment is never sent
@@ -90,7 +99,7 @@ def parse_url(url: str) -> Address:
             tls = parts.scheme == "https"
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             return Address(url, str(parts.hostname), parts.port or (443 if tls else 80), path, tls)
-    raise BenchError(f"`{url.rpartition('@')[2]}` is not an address, or has a password; give one such as http://127.0.0.1:8000/classify.")
+    raise StartError(f"`{url.rpartition('@')[2]}` is not an address, or has a password; give one such as http://127.0.0.1:8000/classify.")
 
 
 def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0, mask: str = workloads.MASK) -> list[Body]:
@@ -104,7 +113,7 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
         mask: The model's spelling of the mask; the content of a file is sent unchanged.
 
     Raises:
-        BenchError: The workload or file does not exist, a line of the file is not a body, or the endpoint does not support the workload.
+        StartError: The workload or file does not exist, a line of the file is not a body, or the endpoint does not support the workload.
     """
     if source in workloads.NAMES:
         inputs = workloads.workload_inputs(source, seed=seed, mask=mask)
@@ -112,12 +121,12 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
         inputs = _read_lines(Path(source))
         if isinstance(inputs[0], dict):
             if texts != 1:
-                raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
+                raise StartError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
             return [Body(json.dumps(value).encode(), count_texts(value)) for value in inputs]
     last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
     build = next((_TEXT_BODIES[name] for name in _TEXT_BODIES if TASKS[name].path == last), _inputs_body)
     if build is not _inputs_body and not isinstance(inputs[0], str):
-        raise BenchError(f"/{last} takes texts, not questions with passages; give another workload, or a file of texts or whole bodies.")
+        raise StartError(f"/{last} takes texts, not questions with passages; give another workload, or a file of texts or whole bodies.")
     # all inputs occur equally often, unless this takes more than 512 bodies
     count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, 512))
     values = [build([inputs[(i * texts + k) % len(inputs)] for k in range(texts)]) for i in range(count)]
@@ -125,14 +134,14 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
 
 
 def _read_lines(path: Path) -> list[Any]:
-    """Returns the values of a JSON Lines file, which must be all objects or all strings; raises BenchError otherwise."""
+    """Returns the values of a JSON Lines file, which must be all objects or all strings; raises StartError otherwise."""
     try:
         text = path.read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.split("\n") if line.strip()]  # a text may contain other line ends, such as U+2028
     except (OSError, ValueError) as error:
-        raise BenchError(f"`{path}` is neither a workload ({', '.join(workloads.NAMES)}) nor a file of JSON lines: {error}.") from error
+        raise StartError(f"`{path}` is neither a workload ({', '.join(workloads.NAMES)}) nor a file of JSON lines: {error}.") from error
     if not any(lines and all(isinstance(line, kind) for line in lines) for kind in (str, dict)):
-        raise BenchError(f"`{path}` must have a JSON string on each line, or a JSON object on each line.")
+        raise StartError(f"`{path}` must have a JSON string on each line, or a JSON object on each line.")
     return lines
 
 
@@ -152,10 +161,10 @@ def count_texts(value: Mapping[str, Any]) -> int:
 
 
 def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, Any]:
-    """Sends one request; returns the status and the JSON value of the response, or the start of its text if it is not JSON.
+    """Sends one request; returns the status and the JSON value of the response, or its text if it is not JSON.
 
     Raises:
-        BenchError: The address cannot be reached, or does not use HTTP.
+        StartError: The address cannot be reached, or does not use HTTP.
     """
     kind = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
     connection = kind(address.host, address.port, timeout=30)
@@ -165,23 +174,33 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
         content = response.read()
         with suppress(ValueError):
             return response.status, json.loads(content)
-        return response.status, content[:100].decode(errors="replace")
-    except ConnectionRefusedError as error:
-        raise BenchError(f"nothing listens at {address.url}; start the service, or give its address with --target.") from error
+        return response.status, content.decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        raise BenchError(f"{address.url} cannot be reached over HTTP: {error!r}.") from error
+        raise StartError(f"{address.url} cannot be reached ({error!r}); start the service, or give its address with --target.") from error
     finally:
         connection.close()
 
 
 def fetch_info(address: Address, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the JSON object at a path, or None if there is none; raises BenchError like `fetch`."""
+    """Returns the JSON object at a path, or None if there is none; raises StartError like `fetch`."""
     status, value = fetch(address, "GET", path, headers)
     return value if status == OK and isinstance(value, dict) else None
 
 
-def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int) -> tuple[Target, Mapping[str, Any] | None]:
-    """Returns a target that has accepted one request, and its endpoint's information about the model, None from another server.
+def read_run_totals(target: Target) -> Counter[str]:
+    """Returns the totals of a target's model in the service's `/metrics` by name, those of tokens by kind; empty if it shows none."""
+    totals = Counter[str]()
+    if target.model is not None:
+        with suppress(StartError, ValueError):  # a load that ended the service has a report too
+            _, text = fetch(target.address, "GET", "/metrics", target.headers)
+            for sample in chain.from_iterable(family.samples for family in text_string_to_metric_families(str(text))):
+                if sample.name in _RUN_METRICS and sample.labels["model"] == target.model["name"]:
+                    totals[sample.labels.get("kind", sample.name)] += int(sample.value)
+    return totals
+
+
+def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int) -> Target:
+    """Returns a target that has answered one request. A server that is only busy or broken at the moment can be loaded too.
 
     Args:
         text: `URL` or `URL=WORKLOAD`; without a workload, the default workload of the model's task is used.
@@ -190,7 +209,7 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
         seed: Seed of a built-in workload.
 
     Raises:
-        BenchError: The address, the workload or the file is wrong, or the endpoint did not accept the first body.
+        StartError: The address, the workload or the file is wrong, or the endpoint refused the first body.
     """
     url, equals, workload = text.rpartition("=") if "?" in text else text.partition("=")
     if not equals or ("?" in url and workload not in workloads.NAMES and not Path(workload).exists()):
@@ -199,9 +218,9 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     model = fetch_info(address, address.path.partition("?")[0].rstrip("/") + "/info", headers) or {}
     workload = workload or _TASK_WORKLOADS.get(str(model.get("task")), "short")
     mask = str(model.get("mask_token") or workloads.MASK)
-    target = Target(address, build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
-    status, value = fetch(address, "POST", address.path, headers, target.bodies[0].content)
-    if not 200 <= status < 300:
-        raise BenchError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value}")
+    bodies = build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask)
+    status, value = fetch(address, "POST", address.path, headers, bodies[0].content)
+    if not 200 <= status < 300 and status != TOO_MANY_REQUESTS and status < 500:
+        raise StartError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value[:100]}")
     shown = {key: value for key, value in model.items() if key not in ("validation", "metrics")}  # these are long
-    return target, shown | {"workload": workload} if model.keys() >= _REQUIRED_KEYS else None
+    return Target(address, bodies, headers, shown | {"workload": workload} if model.keys() >= _REQUIRED_KEYS else None)

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.bench import BenchError, generator
+from bertserve.bench import generator
 from bertserve.bench.raw_loop import WARM_UP_SHARE, RawFeed, RawLoop
 from bertserve.bench.target import OK, Body, Target, build_bodies, parse_url
+from bertserve.service.errors import StartError
 from support import metric
 from support.replica import ServeProcess, free_ports
 
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 trees = {"base": base, "new": TREE}
                 order = sorted(trees, reverse=i % 2 == 1)  # neither is always the second one
                 rounds.append({name: _measure_all(trees[name], Path(folder) / "log", workloads, args.seconds) for name in order})
-    except BenchError as error:
+    except StartError as error:
         print(f"tests/compare.py: {error}", file=sys.stderr)
         return 2
     print("\n".join(table(args.base, workloads, rounds)))
@@ -85,12 +86,12 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
     """Checks out a commit into a folder, and removes it at the end.
 
     Raises:
-        BenchError: The commit does not exist.
+        StartError: The commit does not exist.
     """
     worktree = ["git", "-C", str(TREE), "worktree"]
     checkout = subprocess.run([*worktree, "add", "--detach", str(folder), commit], capture_output=True, text=True, check=False)
     if checkout.returncode:
-        raise BenchError(f"git cannot check out `{commit}`: {checkout.stderr.strip().splitlines()[-1]}")
+        raise StartError(f"git cannot check out `{commit}`: {checkout.stderr.strip().splitlines()[-1]}")
     try:
         yield folder
     finally:
@@ -101,7 +102,7 @@ def _measure_all(tree: Path, log: Path, loads: Sequence[LoadSpec], seconds: floa
     """Runs the service of a tree, and returns the result of each load.
 
     Raises:
-        BenchError: The service does not start or does not answer.
+        StartError: The service does not start or does not answer.
     """
     [port] = free_ports(1)
     replica = ServeProcess(tree / "models", port, log, tree=tree)
@@ -123,7 +124,7 @@ def _measure(replica: ServeProcess, load: LoadSpec, seconds: float, bundle: Path
     answers = [record for record in result.records if record.outcome == OK]
     start, end = result.measured
     if not answers:
-        raise BenchError(f"no request of `{load.name}` was answered; the log of the service: {replica.log.read_text()}")
+        raise StartError(f"no request of `{load.name}` was answered; the log of the service: {replica.log.read_text()}")
     rows, runs = (new - old for old, new in zip(before[1], after[1], strict=True))
     graph_ms = None if bundle is None else 1000 * _graph_s(bundle, bodies, rows / runs, seconds)
     rps = sum(start <= record.ended < end for record in answers) / (end - start)

@@ -15,7 +15,8 @@ from bertserve.service.bundle.record import Record
 from bertserve.service.errors import BertServeError, CallerError
 from bertserve.service.tasks.catalog import TASKS
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
 RECORDS = sorted(Record.__subclasses__(), key=lambda record: record.__name__)
 
 
@@ -30,6 +31,16 @@ def section(page: str, heading: str) -> str:
 def items(record: type[Record]) -> dict[str, str]:
     """Returns the meaning of each field of a record, as manifest.md lists it."""
     return dict(re.findall(r"^- `(\w+)`: (.*?)(?=^- |\Z)", section("manifest.md", record.__name__), re.MULTILINE | re.DOTALL))
+
+
+def test_every_limit_of_a_request_is_listed_with_the_file_that_enforces_it() -> None:
+    table = section("../explanation/architecture.md", "Limits")
+    files = [path for folder in ("body", "models", "tasks", "text") for path in (ROOT / "service" / folder).glob("*.py")]
+    constant = re.compile(r"^(?:\w+, )?(MAX_\w+) =", re.MULTILINE)
+    limits = [(name, path) for path in files for name in constant.findall(path.read_text(encoding="utf-8"))]
+
+    assert {"MAX_CHOICES", "MAX_WINDOWS"} <= {name for name, _ in limits}
+    assert [(name, path) for name, path in limits if f"`{name}`" not in table or path.name not in table] == []
 
 
 def test_every_error_is_described() -> None:

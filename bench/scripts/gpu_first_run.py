@@ -1,7 +1,7 @@
-"""Writes the first measurements on a GPU to a Markdown report: `python bench/scripts/gpu_first_run.py --bundle DIR --output FILE`.
+"""Writes the first measurements on a GPU: `PYTHONPATH=.:tests python bench/scripts/gpu_first_run.py --bundle DIR --output FILE`.
 
 The bundle is that of a task with texts, with graphs for the CPU and for CUDA in fp32 and fp16. Without a GPU, its graphs for the CPU are
-measured. The report names what could not be measured.
+measured. The Markdown report names what could not be measured.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import distributions
 from itertools import chain, count, islice
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.bench import BenchError, target, workloads
+from bertserve.bench import target, workloads
 from bertserve.bench.generator import Load
 from bertserve.bench.measurement import summarize
 from bertserve.bench.raw_loop import encode_bodies
@@ -35,13 +34,14 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import unavailable_reason
-from bertserve.service.errors import BertServeError
+from bertserve.service.errors import BertServeError, StartError
 from bertserve.service.providers import GpuOptions
 from bertserve.service.tasks.catalog import TASKS
+from support.replica import running  # type: ignore[import-not-found]  # of the tests
 
 SHAPES = "1x32,1x512,8x128,8x512,32x32,32x128,128x64,16x512,32x512"
 SERVICES = "1x1,1x2,1x4,4x4,8x8"
-MAX_RUNS, MAX_RUN_S = 30, 0.5  # of the timed runs of a shape: their number, and about how many seconds they take
+RUNS = 10  # of a shape, of which the fastest counts
 START_S = 60  # to start a service, which warms up all shapes
 LIST = 64  # texts of a long request
 # the kernel of a layer's attention, in the output of ONNX Runtime with the variable
@@ -57,14 +57,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", type=int, default=300, help="texts to compare with the CPU (default: 300)")
     parser.add_argument("--shapes", default=SHAPES, help="rows x tokens of the timed runs (default: %(default)s)")
     parser.add_argument("--services", default=SERVICES, help="workers x threads of the services (default: %(default)s)")
-    parser.add_argument("--load-s", type=float, default=3.0, help="measured seconds of each load (default: 3)")
-    parser.add_argument("--warmup-s", type=float, default=1.0, help="uncounted seconds before each load (default: 1)")
+    parser.add_argument("--load-s", type=float, default=3.0, help="measured seconds of each load, after a third of it (default: 3)")
     parser.add_argument("--clients", type=int, default=4, help="processes that send load (default: 4)")
     parser.add_argument("--limit-s", type=float, default=480, help="seconds after which nothing more is measured (default: 480)")
     args = parser.parse_args(argv)
     try:
         run = FirstRun(args.bundle, limit_s=args.limit_s)
-    except (BenchError, BertServeError) as error:
+    except BertServeError as error:
         parser.error(str(error))
     if args.kernels:
         run.engine(run.graphs[args.kernels]).warm_up(rows=8, length=64)
@@ -75,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Libraries and kernels": run.libraries,
         f"Against the CPU, {args.texts} texts": partial(run.agreement, args.texts),
         "Time of a run": partial(run.times, args.shapes),
-        "The service": partial(run.services, args.services, args.clients, args.load_s, args.warmup_s),
+        "The service": partial(run.services, args.services, args.clients, args.load_s),
     }
     for title, section in sections.items():
         lines += ["", f"## {title}", ""]
@@ -99,7 +98,7 @@ class FirstRun:
         self.provider = "cuda" if self.without_gpu is None else "cpu"
         self.graphs: dict[str, GraphSpec] = {graph.precision: graph for graph in self.manifest.graphs if graph.provider == self.provider}
         if not self.graphs:
-            raise BenchError(f"`{bundle}` has no graph for {self.provider}; export it with --provider cpu,cuda.")
+            raise StartError(f"`{bundle}` has no graph for {self.provider}; export it with --provider cpu,cuda.")
 
     def engine(self, graph: GraphSpec, **options: Any) -> OnnxEngine:
         """Opens a graph with options of `OnnxEngine`."""
@@ -109,7 +108,7 @@ class FirstRun:
     def check_time(self, needed_s: float = 0.0) -> None:
         """Raises an error if the time limit is reached before a measurement of so many seconds ends."""
         if time.monotonic() + needed_s > self.end:
-            raise BenchError(f"the limit of {self.limit_s:g} s (--limit-s)")
+            raise StartError(f"the limit of {self.limit_s:g} s (--limit-s)")
 
     def libraries(self) -> Iterator[str]:
         """Names hardware, packages, and the kernels of attention."""
@@ -119,13 +118,12 @@ class FirstRun:
         yield f"- packages: {', '.join(sorted(versions))}"
         for precision in self.graphs:
             self.check_time(START_S)
-            command = [sys.executable, __file__, "--bundle", str(self.bundle.path), "--output", os.devnull]
-            command += ["--kernels", precision]
+            command = [sys.executable, __file__, "--bundle", str(self.bundle.path), "--output", os.devnull, "--kernels", precision]
             kernels = Counter(KERNEL.findall(_output(command, timeout=START_S, **{KERNEL_VARIABLE: "1"})))
             shown = ", ".join(f"{name} ({number})" for name, number in kernels.items())
             yield f"- kernels of attention, {precision}: {shown or _missing(f'ONNX Runtime names none on {self.provider}')}"
         if self.without_gpu is not None:
-            raise BenchError(f"GPU: {self.without_gpu}")
+            raise StartError(f"GPU: {self.without_gpu}")
         command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         yield f"- GPU: {_output(command, timeout=30).strip()}"
 
@@ -158,27 +156,28 @@ class FirstRun:
         engines = {precision: self.engine(graph) for precision, graph in self.graphs.items()}
         if self.without_gpu is None and "fp16" in self.graphs:
             engines["fp16, CUDA graphs"] = self.engine(self.graphs["fp16"], gpu=GpuOptions(cuda_graphs=True))  # of small runs
-        yield f"The fastest of up to {MAX_RUNS} runs.\n"
+        yield f"The fastest of {RUNS} runs.\n"
         yield f"| texts x tokens | {' | '.join(engines)} |\n|---|{'---|' * len(engines)}"
         for shape in shapes.split(","):
             rows, length = map(int, shape.split("x"))
             cells = []
             for engine in engines.values():
-                self.check_time(2 * MAX_RUN_S)
+                self.check_time()
                 try:
-                    cells.append(f"{run_ms(engine, rows, length):.2f}")
+                    engine.warm_up(rows, length)
+                    [(_, _, seconds)] = engine.time_runs([(rows, length)], repeats=RUNS)
+                    cells.append(f"{1000 * seconds:.2f}")
                 except BertServeError as error:  # a shape can be too large
                     cells.append(f"missing ({type(error).__name__})")
             yield f"| {rows} x {length} | {' | '.join(cells)} |"
         if self.without_gpu is not None:
             yield f"\n{_missing('CUDA graphs: ' + self.without_gpu)}"
 
-    def services(self, services: str, processes: int, load_s: float, warmup_s: float) -> Iterator[str]:
+    def services(self, services: str, processes: int, load_s: float) -> Iterator[str]:
         """Loads the service with different flags, in a closed loop from several processes."""
 
         def texts_per_s(url: str, texts: int, connections: int) -> str:
-            load = url, texts, max(connections // processes, 1), load_s, warmup_s
-            loads = [pool.submit(load_texts_per_s, *load) for _ in range(processes)]
+            loads = [pool.submit(load_texts_per_s, url, texts, max(connections // processes, 1), load_s) for _ in range(processes)]
             return f"{sum(future.result() for future in loads):,.0f}"
 
         yield "Texts per second. 64 connections, or 16 for lists.\n"
@@ -188,59 +187,33 @@ class FirstRun:
             long.write_text("".join(json.dumps(" ".join(three)) + "\n" for three in zip(texts, texts[1:], texts[2:], strict=False)))
             for service in services.split(","):
                 workers, threads = service.split("x")
-                self.check_time(START_S + 3 * (load_s + warmup_s))
-                with self._serving("--workers", workers, "--threads", threads) as url:
+                self.check_time(START_S + 4 * load_s)
+                flags = ("--provider", self.provider, "--workers", workers, "--threads", threads)
+                with running(self.bundle.path, Path(folder) / "log", *flags) as replica:
                     cells = [
-                        texts_per_s(f"{url}/{TASKS[self.manifest.task].path}={workload}", size, connections)
+                        texts_per_s(f"{replica.url}/{TASKS[self.manifest.task].path}={workload}", size, connections)
                         for workload, size, connections in (("short", 1, 64), ("short", LIST, 16), (str(long), 1, 64))
                     ]
                 yield f"| {workers} | {threads} | {' | '.join(cells)} |"
 
-    @contextmanager
-    def _serving(self, *flags: str) -> Iterator[str]:
-        """Runs a service in the default precision of its provider; yields its address."""
-        command = [sys.executable, "-m", "bertserve.service.cli", "serve", "--model", str(self.bundle.path), "--provider", self.provider]
-        process = subprocess.Popen([*command, "--port", "0", *flags], stdout=subprocess.PIPE, text=True)  # noqa: S603
-        timer = threading.Timer(START_S, process.kill)  # ends the wait for its first lines
-        timer.start()
-        try:
-            assert process.stdout is not None
-            line = next((line for line in process.stdout if " listens on " in line), None)
-            timer.cancel()
-            if line is None:
-                raise BenchError(f"the service with {' '.join(flags)} did not start within {START_S} s")
-            yield line.split(" listens on ")[1].split(",")[0].strip()
-        finally:
-            process.terminate()
-            process.communicate()
 
-
-def run_ms(engine: OnnxEngine, rows: int, length: int) -> float:
-    """Returns the milliseconds of the fastest of several runs; the first two are the warm-up, and determine their number."""
-    engine.warm_up(rows, length)
-    [(_, _, once_s)] = engine.time_runs([(rows, length)], repeats=1)
-    [(_, _, fastest_s)] = engine.time_runs([(rows, length)], repeats=max(1, min(MAX_RUNS, int(MAX_RUN_S / once_s))))
-    return 1000 * fastest_s
-
-
-def load_texts_per_s(url: str, texts: int, connections: int, seconds: float, warmup_s: float) -> float:
+def load_texts_per_s(url: str, texts: int, connections: int, seconds: float) -> float:
     """Runs a closed loop; returns the answered texts per second."""
-    probed, _ = target.probe_target(url, {}, texts=texts, seed=0)
-    load = Load(probed, connections, seconds=seconds, warmup_s=warmup_s, timeout_s=30)
+    load = Load(target.probe_target(url, {}, texts=texts, seed=0), connections, seconds=seconds, warmup_s=seconds / 3, timeout_s=30)
     load.run(threading.Event())
-    return summarize("", load, open_loop=False).texts_per_s
+    return summarize("", load, {}, open_loop=False).texts_per_s
 
 
 def _output(command: Sequence[str], *, timeout: float, **variables: str) -> str:
     """Returns what a command prints."""
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=timeout, check=False)  # noqa: S603
     if done.returncode:
-        raise BenchError(f"`{command[0]}` failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        raise StartError(f"`{command[0]}` failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
     return done.stdout + done.stderr
 
 
 def _missing(reason: object) -> str:
-    kind = "" if isinstance(reason, str | BenchError | BertServeError) else f"{type(reason).__name__}: "
+    kind = "" if isinstance(reason, str | BertServeError) else f"{type(reason).__name__}: "
     return f"**Missing:** {kind}{reason}"
 
 

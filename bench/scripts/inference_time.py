@@ -31,7 +31,9 @@ from bertserve.export.graph import onnx_files
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import InputSpec
+from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.engine.sessions import session_options
+from bertserve.service.text.tokenizer import Encoding
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES_PAGE, COMPRESSED_PAGE = "2026-11-23-inference-time.md", "2026-11-22-compressed-berts.md"
@@ -83,8 +85,7 @@ class Graph:
 
 def make_feed(inputs: Sequence[InputSpec], ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """Returns a graph's inputs for a batch of token ids without padding: [texts, length]."""
-    values = {"token_ids": ids, "attention_mask": np.ones_like(ids), "type_ids": np.zeros_like(ids)}
-    return {spec.name: values[spec.fill].astype(spec.dtype) for spec in inputs}
+    return build_feed([Encoding(row, np.zeros_like(row)) for row in ids], inputs, ids.shape)
 
 
 def build_precisions(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) -> dict[str, Graph]:

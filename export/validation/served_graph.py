@@ -24,7 +24,7 @@ from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.step import Step, TaskModel
+from bertserve.service.tasks.step import Step, TaskModel, drive
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 if TYPE_CHECKING:
@@ -116,15 +116,8 @@ class ServedGraph:
         return [row for encoding in encodings for row in self.engine.run([encoding], small_outputs=small_outputs)]
 
     def _run(self, input_: Any, execute: Callable[[Step], Sequence[Outputs]]) -> Any:
-        """Returns the result, without the service's limits of cost; `execute` returns one row of outputs per encoding."""
-        generator = self.task.task_spec.function(input_, TaskModel(self.tokenizer, self.config))
-        try:
-            step = next(generator)
-            while True:
-                rows = execute(step) if step.encodings else []
-                step = generator.send([step.keep(index, row) for index, row in enumerate(rows)])
-        except StopIteration as end:
-            return to_plain(end.value)
+        """Returns the result, without the service's limits of cost; for `execute`, see `drive`."""
+        return to_plain(drive(self.task.task_spec.function(input_, TaskModel(self.tokenizer, self.config)), execute))
 
     def predict_body(self, document: Mapping[str, Any]) -> Any:
         """Returns the response of the HTTP API to a request body."""

@@ -28,7 +28,7 @@ def create_fastapi(state: AppState) -> FastAPI:
         await state.stop(0)
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
-    routes = [*chain.from_iterable(wire_format.routes() for wire_format in FORMATS), *service_routes(state)]
+    routes = [*chain.from_iterable(wire_format.routes() for wire_format in FORMATS), *service_routes()]
     pages = [*playground.playground_routes(root_path), *docs_routes(routes, root_path, requires_key=state.auth.requires_key)]
     app.router.routes.extend([*routes, *pages])
     app.add_exception_handler(Exception, _respond_to_error)

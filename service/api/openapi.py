@@ -119,8 +119,13 @@ def openapi(described: Sequence[GuardedRoute], root_path: str = "", *, requires_
     for route in described:
         for method in route.methods if route.include_in_schema else ():
             operation = document["paths"][route.path][method.lower()]
+            parameters = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _PARAMETER.findall(route.path)
+            ]
             if isinstance(route, InferenceRoute):
                 operation |= _describe_inference(route, schemas)
+                parameters.append(_TIMEOUT_PARAMETER)
+            operation["parameters"] = parameters
             operation["operationId"] = _operation_id(method, route.path)
             operation["responses"] |= dict(_errors(route))
     if requires_key:
@@ -138,13 +143,9 @@ def _describe_inference(route: InferenceRoute, schemas: Any) -> dict[str, Any]:
         json_body = {"schema": {"anyOf": references}, "examples": examples}
     json_response = {"schema": schemas[route.path, "serialization"]}
     other = {} if route.other_type is None else {route.other_type: {"schema": _OTHER_TYPES[route.other_type]}}
-    path_parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _PARAMETER.findall(route.path)
-    ]
     result = {"description": "A result, or a list of them: one for each input.", "content": {"application/json": json_response} | other}
     return {
         "tags": [_INFERENCE if route.other_type == LINES_TYPE else _OTHER_CLIENTS],
-        "parameters": [*path_parameters, _TIMEOUT_PARAMETER],
         "requestBody": {"required": True, "content": {"application/json": json_body} | other},
         "responses": {"200": result},
     }

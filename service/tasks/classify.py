@@ -76,7 +76,8 @@ def classify(input_: TextInput[ClassifyParameters], model: TaskModel) -> TaskGen
     if parameters.explain:
         words = sum(len(text.words) for text in read_texts)
         texts = [text.tokens.text for text in read_texts]
-        step.cost += occlusion.cost(words, len(step.encodings[0]), texts, explained=max_explained)
+        subject = "the pair" if len(texts) > 1 else "the text"
+        step.cost += occlusion.cost(words, len(step.encodings[0]), texts, subject=subject, remedy="shorten it", explained=max_explained)
     rows = yield step
     scores = [activate(row["logits"], activation) for row in rows]
     combine = np.max if parameters.window == "max" else np.mean
@@ -151,12 +152,10 @@ def _occluded_texts(fields: Sequence[str], tokens: Sequence[Tokens], token_range
             "remove `window` to truncate it.",
             windows_count=len(token_ranges),
         )
-    texts = [
+    return [
         OccludedText(field, text_tokens, token_range, find_words(text_tokens, token_range))
         for field, text_tokens, token_range in zip(fields, tokens, token_ranges[0], strict=True)
     ]
-    occlusion.check_word_count(sum(len(text.words) for text in texts), "the pair" if len(texts) > 1 else "the text", "shorten it")
-    return texts
 
 
 class TextPair(ClosedModel):
@@ -210,7 +209,7 @@ def _has_one_label(input_: TextInput[ClassifyParameters], manifest: Manifest) ->
 
 def _explanation_bytes(input_: TextInput[ClassifyParameters], length: int) -> int:
     """Returns the maximum bytes of the explanation of a text of `length` tokens, which has at most as many words."""
-    return occlusion.cost(length, length, (), explained=MAX_EXPLAINED).response_bytes if input_.parameters.explain else 0
+    return MAX_EXPLAINED * length * ENTRY_BYTES if input_.parameters.explain else 0
 
 
 def missing_labels(manifest: Manifest) -> str | None:

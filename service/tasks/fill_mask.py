@@ -28,12 +28,13 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 TASK = "fill-mask"
 MAX_MASKS = 64  # masks of a text; each has the logits of the whole vocabulary in memory
+MAX_TARGET_CHARS = 2**14  # characters of all targets
 
 
 def _check_targets(targets: list[str] | None) -> list[str] | None:
-    chars, most = sum(map(len, targets or ())), 2**14
-    if chars > most:
-        raise PydanticCustomError("targets", "must have at most {most} characters in total, not {chars}", {"most": most, "chars": chars})
+    if (chars := sum(map(len, targets or ()))) > MAX_TARGET_CHARS:
+        limits = {"most": MAX_TARGET_CHARS, "chars": chars}
+        raise PydanticCustomError("targets", "must have at most {most} characters in total, not {chars}", limits)
     return targets
 
 
@@ -46,7 +47,7 @@ class FillMaskParameters(ClosedModel):
         Annotated[list[Annotated[str, Field(max_length=256)]], Field(fail_fast=True, min_length=1, max_length=1000)] | None,
         BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
         AfterValidator(_check_targets),
-        Field(description="Only consider these words."),
+        Field(description=f"Only consider these words, of at most {MAX_TARGET_CHARS:,} characters in total."),
     ] = None
     joint: Annotated[bool, Field(description="Fill all masks of a text together, instead of each by itself.")] = False
     beam: Annotated[int | None, Field(ge=1, le=64, description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}.")] = None

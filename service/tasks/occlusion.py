@@ -55,24 +55,20 @@ class OccludedText:
         return [*ids[read.start : without.start], *ids[without.stop : read.stop]] if without else ids[read.start : read.stop]
 
 
-def check_word_count(count: int, subject: str, remedy: str) -> None:
-    """Checks the number of words; in the message, `subject` is their text, and `remedy` makes them fewer.
+def cost(words: int, length: int, texts: Sequence[str], *, subject: str, remedy: str, explained: int = 1) -> Cost:
+    """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score.
 
     Raises:
-        InvalidValueError: There are too many words.
+        InvalidValueError: There are too many words; `subject` is their text, and `remedy` makes them fewer.
     """
-    if count > MAX_WORDS:
+    if words > MAX_WORDS:
         raise InvalidValueError(
             "{subject} has {count} words and `explain` takes at most {limit}; {remedy}, or remove `explain`.",
             subject=subject,
-            count=count,
+            count=words,
             limit=MAX_WORDS,
             remedy=remedy,
         )
-
-
-def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
-    """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score."""
     return Cost(response_bytes=explained * (words * ENTRY_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
 
 

@@ -180,8 +180,9 @@ def _cost(read: PassageWindows, parameters: QuestionAnsweringParameters) -> Cost
     if not parameters.explain:
         return cost
     words = len(find_words(read.question)) + most_within(find_words(read.passage), read.token_ranges)
-    occlusion.check_word_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
-    return cost + occlusion.cost(words, max(map(len, read.encodings)), [read.question.text, read.passage.text])
+    subject, remedy = "the question with a window of the passage", "make `max_seq_len` smaller"
+    texts = [read.question.text, read.passage.text]
+    return cost + occlusion.cost(words, max(map(len, read.encodings)), texts, subject=subject, remedy=remedy)
 
 
 def _explain(

@@ -105,3 +105,14 @@ class TextInput(Generic[P]):
 
 TaskGenerator = Generator[Step, Sequence[Outputs], Any]
 TaskFunction = Callable[[Any, TaskModel], TaskGenerator]
+
+
+def drive(generator: TaskGenerator, execute: Callable[[Step], Sequence[Outputs]]) -> Any:
+    """Returns the result of a task whose steps run one after the other; `execute` returns a row of outputs per encoding of a step."""
+    try:
+        step = next(generator)
+        while True:
+            rows = execute(step) if step.encodings else ()
+            step = generator.send([step.keep(index, row) for index, row in enumerate(rows)])
+    except StopIteration as end:
+        return end.value

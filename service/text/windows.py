@@ -7,17 +7,6 @@ from bertserve.service.errors import CallerValue, InvalidValueError
 MAX_WINDOWS = 4096
 
 
-def truncate_longest_first(a: int, b: int, room: int) -> tuple[int, int]:
-    """Returns how many of two texts' `a` and `b` tokens to keep in `room`; the longer is cut first, like Hugging Face's `longest_first`."""
-    if a + b <= room:
-        return a, b
-    short = min(a, b)
-    kept_long = max(short, room - short)
-    if short + kept_long > room:
-        short, kept_long = room // 2, room - room // 2
-    return (kept_long, short) if a > b else (short, kept_long)
-
-
 def kept_tokens(count: int, keep: int, side: Side) -> range:
     """Returns the range of `count` tokens that is kept, if at most `keep` tokens are kept and the end `side` is cut."""
     keep = min(keep, count)
@@ -32,8 +21,9 @@ def too_long_error(total: int, room: int, remedy: str) -> InvalidValueError:
 
 
 def kept_of_pair(a: int, b: int, room: int, side: Side) -> tuple[range, range]:
-    """Returns the ranges of two texts' tokens that are kept if the pair is cut to `room` tokens, the longer text first."""
-    keep_a, keep_b = truncate_longest_first(a, b, room)
+    """Returns the ranges of two texts' tokens that are kept in `room`; the longer is cut first, like Hugging Face's `longest_first`."""
+    shorter = min(a, b, room // 2)  # both are cut if each is longer than half of the room
+    keep_a, keep_b = (room - shorter, shorter) if a > b else (shorter, room - shorter)
     return kept_tokens(a, keep_a, side), kept_tokens(b, keep_b, side)
 
 

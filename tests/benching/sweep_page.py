@@ -13,9 +13,8 @@ def report() -> BenchReport:
     for i in range(13):
         latency = latency_metrics([2.0**i * (1 + k / 100) for k in range(1000)])
         rate, late = 100 * (i + 1), i == 5
-        result.loads.append(
-            LoadMetrics(f"open, {rate}/s", True, 1.0, rate, {"200": rate}, 0.0, rate, rate, latency, {}, None, late, ["late"] * late)
-        )
+        counts = (1.0, rate, {"200": rate}, 0.0, rate, rate, None, {})
+        result.loads.append(LoadMetrics(f"open, {rate}/s", True, *counts, latency, {}, None, 0.1, 9.0 * late, ["late"] * late))
     result.results = SweepResult(result.objectives, highest_rate_held=200, lowest_rate_not_held=300)
     return result
 

@@ -2,18 +2,21 @@
 
 import pytest
 
-from bertserve.bench import BenchError
 from bertserve.bench.generator import Load, RequestRecord
 from bertserve.bench.measurement import LoadMetrics, latency_metrics, summarize
 from bertserve.bench.report import parse_objectives
 from bertserve.bench.target import Body, Target, parse_url
+from bertserve.service.errors import StartError
+
+# of 8 texts in the whole load, of which a run has 2
+TOTALS = {"bertserve_batch_rows_count": 4, "bertserve_batch_rows_sum": 8, "real": 80, "padded": 20}
 
 
 def summary(records: list[RequestRecord], start: float, end: float, *, texts: int = 1, cpu_s: float = 0.0) -> LoadMetrics:
     target = Target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
     load = Load(target, 1, seconds=end - start, warmup_s=0, timeout_s=1)
     load.records, load.measured, load.cpu_s = records, (start, end), cpu_s
-    return summarize("t", load, open_loop=True)
+    return summarize("t", load, TOTALS, open_loop=True)
 
 
 def test_a_distribution_keeps_its_tail() -> None:
@@ -55,7 +58,9 @@ def test_overhead_is_the_time_outside_inference() -> None:
 
 @pytest.mark.parametrize("cpu_s", [3.4, 3.6])
 def test_a_generator_that_uses_most_of_a_core_is_a_warning(cpu_s: float) -> None:
-    assert bool(summary([RequestRecord(0.0, 0.0, 0.1, 200, 0, b"")], 0.0, 5.0, cpu_s=cpu_s).warnings) == (cpu_s > 3.5)
+    metrics = summary([RequestRecord(0.0, 0.0, 0.1, 200, 0, b"")], 0.0, 5.0, cpu_s=cpu_s)
+
+    assert (metrics.cpu_share, bool(metrics.warnings)) == (cpu_s / 5, cpu_s > 3.5)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_parsed_objectives_include_a_default_error_rate() -> None:
 
 @pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
 def test_an_invalid_objective_is_refused(text: str) -> None:
-    with pytest.raises(BenchError, match="p99_ms"):
+    with pytest.raises(StartError, match="p99_ms"):
         parse_objectives([text])
 
 
@@ -91,3 +96,6 @@ def test_the_warm_up_is_left_out() -> None:
 
     assert metrics.requests == 2
     assert metrics.rps == 2.0
+    # each of the 4 requests has 20 tokens
+    assert metrics.tokens_per_s == pytest.approx(40)
+    assert metrics.batches == {"runs": 4, "mean_rows": 2, "padding_share": 0.2}

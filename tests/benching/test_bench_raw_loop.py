@@ -8,9 +8,9 @@ from statistics import fmean, median
 import onnx
 import pytest
 
-from bertserve.bench import BenchError, target
+from bertserve.bench import target
 from bertserve.bench.raw_loop import RawLoop
-from bertserve.service.errors import BertServeError
+from bertserve.service.errors import BertServeError, StartError
 from support import ROOT, tiny
 
 
@@ -55,7 +55,7 @@ def test_a_graph_with_an_unknown_input_is_refused(models: Path, tmp_path: Path) 
     graph.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
     onnx.save(graph, str(tmp_path / "odd.onnx"))
 
-    with pytest.raises(BenchError, match="pixels"):
+    with pytest.raises(StartError, match="pixels"):
         RawLoop(models / "tiny", tmp_path / "odd.onnx")
 
 
@@ -65,10 +65,10 @@ INFO = {"name": "tiny", "provider": "cpu", "precision": "fp32"}
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"version": "0" * 12}, BenchError, "--bundle"),
-        ({"provider": "cuda"}, BenchError, "--provider cpu"),
+        ({"version": "0" * 12}, StartError, "--bundle"),
+        ({"provider": "cuda"}, StartError, "--provider cpu"),
         # the precision of a graph that the bundle does not have for the CPU
-        ({"provider": "cuda", "precision": "fp16"}, BenchError, "--provider cpu"),
+        ({"provider": "cuda", "precision": "fp16"}, StartError, "--provider cpu"),
         ({"precision": "int8"}, BertServeError, "int8"),
     ],
 )

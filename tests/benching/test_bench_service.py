@@ -51,6 +51,8 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
     assert document["model"]["name"] == "attentive"
     assert document["service"]["limits"]["threads"] >= 1
     assert set(metrics["server_p50_ms"]) == {"tokenize", "queue", "inference", "decode"}
+    assert metrics["batches"]["mean_rows"] >= 1
+    assert metrics["tokens_per_s"] > metrics["texts_per_s"]
     assert metrics["overhead_ms"] is not None
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bertserve.bench import BenchError, target, workloads
+from bertserve.bench import target, workloads
+from bertserve.service.errors import StartError
 
 
 @pytest.mark.parametrize("name", workloads.NAMES)
@@ -30,7 +31,7 @@ def test_every_text_of_a_workload_is_sent_equally_often(path: str) -> None:
 
 
 def test_a_question_workload_cannot_be_sent_to_rerank() -> None:
-    with pytest.raises(BenchError, match="/rerank"):
+    with pytest.raises(StartError, match="/rerank"):
         target.build_bodies("qa", path="/rerank")
 
 
@@ -75,5 +76,5 @@ def test_a_file_that_cannot_be_sent_is_refused(tmp_path: Path, content: str | No
     if content is not None:
         file.write_text(content, encoding="utf-8")
 
-    with pytest.raises(BenchError, match=message):
+    with pytest.raises(StartError, match=message):
         target.build_bodies(str(file), texts=texts)

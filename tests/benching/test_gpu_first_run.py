@@ -6,10 +6,10 @@ import pytest
 
 import gpu_first_run
 from bertserve.service.engine.sessions import unavailable_reason
-from support import tiny
+from support import ROOT, tiny
 
 pytestmark = pytest.mark.skipif(unavailable_reason("cuda") is None, reason="this machine has a GPU")
-SMALL = ("--texts", "4", "--shapes", "1x8,2x32", "--load-s", "0.2", "--warmup-s", "0", "--clients", "1")
+SMALL = ("--texts", "4", "--shapes", "1x8,2x32", "--load-s", "0.2", "--clients", "1")
 
 
 def report(folder: Path, *flags: str) -> str:
@@ -23,7 +23,8 @@ def rows(text: str, title: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][1:]
 
 
-def test_the_report_measures_what_the_machine_has_and_names_the_rest(tmp_path: Path) -> None:
+def test_the_report_measures_what_the_machine_has_and_names_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT}/tests")  # as when the script is run
     text = report(tmp_path, "--services", "1x2")
 
     assert [[row[0], row[3]] for row in rows(text, "Against the CPU, 4 texts")] == [["cpu/fp32", "4 of 4"]]

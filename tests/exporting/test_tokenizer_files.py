@@ -20,7 +20,7 @@ from support import raises_exactly
 from support.bundles import exported
 from support.checkpoints import bert, edit_json, service_tokenizer
 from support.families import FAMILIES, roberta_tokenizer
-from support.task_runs import answer_input, begin, classify_input
+from support.task_runs import answer_input, classify_input, encode
 
 pytestmark = pytest.mark.torch
 
@@ -105,7 +105,7 @@ def test_the_reference_has_the_windows_of_the_service(tmp_path: Path) -> None:
     for task, requests in ((question_answering, answers), (classify, [pair])):
         checkpoint = load_checkpoint(str(FAMILIES["BERT"].save(tmp_path / task.TASK, task.TASK)))
         for request in requests:
-            encodings = begin(task, request, service_tokenizer(checkpoint, tmp_path), checkpoint).step.encodings
+            encodings = encode(task, request, service_tokenizer(checkpoint, tmp_path), checkpoint).encodings
             assert 1 < len(encodings) == len(run_input(checkpoint, request))
 
 

@@ -17,13 +17,13 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.step import Step, TextInput
+from bertserve.service.tasks.step import TextInput, drive
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import windows
 from support import tiny
 from support.app_client import assert_same
 from support.fakes import Head
-from support.task_runs import begin, decode, encode, ner_input, send
+from support.task_runs import decode, encode, generator_of, ner_input
 
 # Known words, words in several pieces, unknown words, punctuation, and combining marks that the tokenizer strips.
 CHUNKS = ["good", "Film", "films", "quick", "x9", "看", "😴", "-", ",", "'", "é", "e\u0301x", "ñ\u0327", "\u200b", "ZÜRICH", "[SEP]", "##a"]
@@ -156,10 +156,7 @@ def test_answers_have_no_white_space_at_their_ends(
         names = ("start_logits", "end_logits")
         return [{name: random_logits(seed + n, len(encoding)) * 4 for n, name in enumerate(names)} for encoding in encodings]
 
-    run = begin(question_answering, request, tokenizer)
-    result: Any = run.step
-    while isinstance(result, Step):
-        result = send(run.run, result, rows(result.encodings))
+    result = drive(generator_of(question_answering, request, tokenizer), lambda step: rows(step.encodings))
     answers = as_list(result, top_k)
     assert len({answer["answer"].lower() for answer in answers}) == len(answers) > 0
     for answer in answers:

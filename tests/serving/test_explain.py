@@ -10,13 +10,14 @@ import pytest
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
+from bertserve.service.tasks.step import drive
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import Word, find_words, most_within
 from support import tiny
 from support.app_client import Send, error_of_inputs, fake_service, open_api, post, result_of, serving
 from support.embedded import EmbeddedBundle, load
 from support.fakes import FakeEngine
-from support.task_runs import begin, classify_input, send
+from support.task_runs import classify_input, generator_of
 
 CLASSIFY, ANSWER = "/classify", "/answer"
 TEXT = "the film was not bad , but very long"
@@ -225,7 +226,5 @@ def test_the_most_important_word_is_the_obvious_one() -> None:
     model = load("sentiment")
     for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
         request = classify_input(text, explain=True, function_to_apply="none")
-        task_run = begin(classify, request, model.tokenizer, model.manifest)
-        variants = task_run.advance(model.rows(task_run.step.encodings))
-        words_ = send(task_run.run, variants, model.rows(variants.encodings))
+        words_ = drive(generator_of(classify, request, model.tokenizer, model.manifest), lambda step: model.rows(step.encodings))
         assert max(words_[0]["explanation"], key=lambda item: item["importance"])["word"] == key

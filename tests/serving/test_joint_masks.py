@@ -1,6 +1,6 @@
 """Joint mask filling: the search compared with all fillings of a text, its runs compared with the reserved tokens, and the endpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -11,38 +11,40 @@ import pytest
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
-from bertserve.service.tasks.step import Step
+from bertserve.service.tasks.step import Step, TaskGenerator, drive
 from bertserve.service.text.tokenizer import Encoding
 from support import tiny
 from support.app_client import Send, error_of, error_of_inputs, post, result_of
 from support.embedded import EmbeddedBundle
-from support.task_runs import TaskRun, begin, send
+from support.task_runs import generator_of
 
 LONG = "good " * 40
+Search = Callable[[], TaskGenerator]
 
 
 class Runs:
-    """A tiny fill-mask graph that counts the tokens of its runs."""
+    """A tiny fill-mask graph; `stages` has the encodings of each step of the last search."""
 
     def __init__(self, folder: Path) -> None:
         bundle = EmbeddedBundle(tiny.bundle(folder, task="fill-mask"))
         self.tokenizer, self.engine = bundle.tokenizer, bundle.engine
-        self.tokens = 0
         self.stages: list[int] = []
 
     def of(self, encoding: Encoding) -> Any:
         return self.engine.run([encoding])[0]
 
-    def drive(self, task_run: TaskRun) -> list[Any]:
-        """Runs a search step by step and returns its result. The first step has no encodings, and the cost of all steps."""
-        self.tokens, self.stages = 0, []
-        reserved_tokens = task_run.step.cost.reserved_tokens
-        result = task_run.advance([])
-        while isinstance(result, Step):
-            self.tokens += sum(encoding.weighted_tokens for encoding in result.encodings)
-            self.stages.append(len(result.encodings))
-            result = send(task_run.run, result, [self.of(encoding) for encoding in result.encodings])
-        assert self.tokens <= reserved_tokens
+    def drive(self, search: Search) -> list[Any]:
+        """Returns the result of a search. Its first step has the cost of all steps."""
+        tokens, self.stages = 0, []
+
+        def execute(step: Step) -> list[Any]:
+            nonlocal tokens
+            tokens += sum(encoding.weighted_tokens for encoding in step.encodings)
+            self.stages.append(len(step.encodings))
+            return [self.of(encoding) for encoding in step.encodings]
+
+        result = drive(search(), execute)
+        assert tokens <= next(search()).cost.reserved_tokens
         return list(result)
 
     def ids(self, text: str) -> list[int]:
@@ -71,15 +73,15 @@ def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("masks"))
 
 
-def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[str] | None = None) -> TaskRun:
-    """Returns the search for a text before its first run. The beam can have any width."""
+def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[str] | None = None) -> Search:
+    """Returns the search for a text, whose first step has no encodings. The beam can have any width."""
     parameters = fill_mask.FillMaskParameters.model_construct(
         joint=True, beam=beam, top_k=top_k, targets=None if targets is None else list(targets)
     )
     shared = None if targets is None else partial(fill_mask.target_slots, targets)
-    task_run = begin(fill_mask, fill_mask.FillMaskInput(text, parameters, shared), runs.tokenizer)
-    assert task_run.step.encodings == []
-    return task_run
+    search = partial(generator_of, fill_mask, fill_mask.FillMaskInput(text, parameters, shared), runs.tokenizer)
+    assert next(search()).encodings == []
+    return search
 
 
 @pytest.mark.parametrize("beam", [2, len(tiny.VOCABULARY)])
@@ -120,12 +122,12 @@ def test_targets_of_several_tokens_have_their_joint_score(runs: Runs, masks: int
 def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
     """The window has all masks and as much text around them as fits. `sequence` is the whole text."""
     text = f"{LONG} [MASK] bad bad [MASK] {LONG}"
-    task_run = text_of(runs, text, beam=2, top_k=1)
-    encoding = task_run.advance([]).encodings[0]
+    steps = text_of(runs, text, beam=2, top_k=1)()
+    assert next(steps).truncated
+    encoding = steps.send([]).encodings[0]
     assert len(encoding) == 32
     assert len(encoding.masks) == 1
     assert int((encoding.ids == 4).sum()) == 2
-    assert task_run.step.truncated
     assert len(str(runs.drive(text_of(runs, text, beam=2, top_k=1))[0]["sequence"]).split()) == 84
     with pytest.raises(InvalidValueError, match=r"42 .* 30.*`joint`"):
         text_of(runs, f"[MASK] {LONG} [MASK]", beam=2, top_k=1)
@@ -134,8 +136,9 @@ def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
 @pytest.mark.parametrize("before", range(0, 60, 7))
 @pytest.mark.parametrize("between", [0, 11, 28])
 def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
-    task_run = text_of(runs, "good " * before + "[MASK] " + "bad " * between + "[MASK]" + " good" * (40 - before // 2), beam=2, top_k=1)
-    encoding = task_run.advance([]).encodings[0]
+    steps = text_of(runs, "good " * before + "[MASK] " + "bad " * between + "[MASK]" + " good" * (40 - before // 2), beam=2, top_k=1)()
+    next(steps)
+    encoding = steps.send([]).encodings[0]
     assert (len(encoding), int((encoding.ids == 4).sum())) == (32, 2)
     assert encoding.ids[encoding.masks[0]] == 4
 

@@ -13,7 +13,7 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPart
 from bertserve.service.errors import EngineError, StartError
 from bertserve.service.text.tokenizer import INLINE_CHARS, Tokenizer
-from bertserve.service.text.windows import truncate_longest_first, windows
+from bertserve.service.text.windows import kept_of_pair, windows
 from support import raises_exactly, tiny
 from support.app_client import call, error_of
 
@@ -84,13 +84,13 @@ def test_a_failure_of_the_library_reaches_the_caller(tokenizer: Tokenizer, chars
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 40))
 def test_longest_first_matches_tokenizers(a: int, b: int, room: int) -> None:
-    """`truncate_longest_first` keeps as many tokens of each text as the library's truncation."""
+    """`kept_of_pair` keeps as many tokens of each text as the library's truncation."""
     file_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     file_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     file_tokenizer.enable_truncation(room, strategy="longest_first")
     ids = file_tokenizer.encode("a " * a, "b " * b).ids
 
-    assert truncate_longest_first(a, b, room) == (ids.count(0), ids.count(1))
+    assert tuple(map(len, kept_of_pair(a, b, room, "right"))) == (ids.count(0), ids.count(1))
 
 
 @given(st.integers(1, 200), st.integers(3, 30), st.data())

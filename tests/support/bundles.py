@@ -22,7 +22,7 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.step import Step
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from support.task_runs import begin, decode, encode
+from support.task_runs import decode, encode
 
 FAST = ("--precision", "fp32")
 FEW_TEXTS = Path(__file__).with_name("few_texts.txt")  # the first built-in calibration texts, which are enough for a tiny model
@@ -107,10 +107,13 @@ class Service:
         """Returns the response to a request body; all its inputs run in one padded batch."""
         task = task or self.manifest.task
         call = validate_as(TASKS[task].body, parse_json(json.dumps(body).encode()), Limits(max_inputs=64, max_chars=100_000))
-        predictions = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in call.task_inputs(self.manifest)]
-        encodings = [encoding for item in predictions for encoding in item.step.encodings]
-        rows = iter(self.engine.run(encodings, small_outputs=all(item.step.small_outputs for item in predictions)))
-        return to_plain(call.to_response([item.finish([next(rows) for _ in item.step.encodings]) for item in predictions]))
+        steps = [(input_, encode(TASKS[task], input_, self.tokenizer, self.manifest)) for input_ in call.task_inputs(self.manifest)]
+        encodings = [encoding for _, step in steps for encoding in step.encodings]
+        rows = iter(self.engine.run(encodings, small_outputs=all(step.small_outputs for _, step in steps)))
+        results = [
+            decode(TASKS[task], input_, [next(rows) for _ in step.encodings], self.manifest, self.tokenizer) for input_, step in steps
+        ]
+        return to_plain(call.to_response(results))
 
 
 def edit_constant(source: Path, name: str, change: Callable[[Array], Array], target: Path | None = None) -> None:

@@ -20,7 +20,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bertserve.bench import BenchError
+from bertserve.service.errors import StartError
 from support import ROOT
 
 # Below the ports that Linux assigns (net.ipv4.ip_local_port_range, from 32768), and above the ports of Ray's workers (up to 19999).
@@ -96,13 +96,13 @@ class ServeProcess:
             self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._env)
 
     def wait_until_it_listens(self) -> None:
-        """Waits until the process accepts connections. If it ends before that, the error is a BenchError."""
+        """Waits until the process accepts connections. If it ends before that, the error is a StartError."""
         for line in self.process.stdout:
             if " listens on " in line:
                 self.url = line.split(" listens on ")[1].split(",")[0]
                 return
         self.wait()
-        raise BenchError(f"bert-serve did not start: {self.log.read_text()}")
+        raise StartError(f"bert-serve did not start: {self.log.read_text()}")
 
     def stop(self) -> int:
         """Stops the process, waits until it has ended, and returns its exit code."""
@@ -236,7 +236,7 @@ def _proxy(command: list[str], port: int, folder: Path, environment: Mapping[str
         end = time.monotonic() + _START_S
         while not is_ready(proxy.url):
             if process.poll() is not None or time.monotonic() > end:
-                raise BenchError(f"{program} did not start: {log.read_text()}")
+                raise StartError(f"{program} did not start: {log.read_text()}")
             time.sleep(0.02)
         yield proxy
     finally:

@@ -1,7 +1,6 @@
 """Runs task functions on model outputs that a test provides, without a scheduler and a graph."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.question_answering import QuestionAnsweringParameters
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, drive
 from bertserve.service.tasks.token_classification import TokenClassificationParameters
 from bertserve.service.text.tokenizer import Encoding
 from support.fakes import Head
@@ -43,34 +42,6 @@ class _Tokens:
         return 1
 
 
-@dataclass(frozen=True)
-class TaskRun:
-    """A started task and its first step."""
-
-    run: TaskGenerator
-    step: Step
-
-    def finish(self, rows: Sequence[Outputs]) -> Any:
-        """Returns the task's result, given the outputs of its only step."""
-        result = self.advance(rows)
-        assert not isinstance(result, Step), "the task runs more than one step"
-        return result
-
-    def advance(self, rows: Sequence[Outputs]) -> Any:
-        return send(self.run, self.step, rows)
-
-
-def send(run: TaskGenerator, step: Step, rows: Sequence[Outputs]) -> Any:
-    """Sends the outputs of a step to a task. Returns the task's next step or its result, and skips steps without encodings."""
-    try:
-        next_step = run.send([step.keep(index, row) for index, row in enumerate(rows)])
-        while not next_step.encodings:
-            next_step = run.send([])
-        return next_step
-    except StopIteration as end:
-        return end.value
-
-
 def classify_input(text: str, text_pair: str | None = None, **parameters: Any) -> TextInput[ClassifyParameters]:
     return TextInput(text, ClassifyParameters(**parameters), text_pair)
 
@@ -83,17 +54,18 @@ def answer_input(question: str, context: str, **parameters: Any) -> TextInput[Qu
     return TextInput(question, QuestionAnsweringParameters(**parameters), context)
 
 
-def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | None = None) -> TaskRun:
-    """Starts a task, which is a module with a `SPEC` or a `TaskSpec`, with `OneToken` and `Head()` by default."""
-    spec = getattr(task, "SPEC", task)
-    run = spec.function(request, TaskModel(tokenizer or OneToken(), config or Head()))
-    return TaskRun(run, next(run))
+def generator_of(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | None = None) -> TaskGenerator:
+    """Returns the generator of a task, which is a module with a `SPEC` or a `TaskSpec`, with `OneToken` and `Head()` by default."""
+    generator: TaskGenerator = getattr(task, "SPEC", task).function(request, TaskModel(tokenizer or OneToken(), config or Head()))
+    return generator
 
 
 def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None = None) -> Step:
-    return begin(task, request, tokenizer, config).step
+    """Returns the first step of a task."""
+    return next(generator_of(task, request, tokenizer, config))
 
 
 def decode(task: Any, request: Any, rows: Sequence[Outputs], config: ModelConfig | None = None, tokenizer: Any = None) -> Any:
     """Returns the result of a task, given the outputs of its only step."""
-    return begin(task, request, tokenizer, config).finish(rows)
+    remaining = [rows]
+    return drive(generator_of(task, request, tokenizer, config), lambda step: remaining.pop())

@@ -12,15 +12,17 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from bertserve.service import __version__
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.request import RequestContext
-from bertserve.service.api.routing import InferenceRoute
+from bertserve.service.api.routing import GuardedRoute, InferenceRoute, info, probe
+from bertserve.service.api.service_routes import readiness
+from bertserve.service.app_state import AppState
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import check_names, describe_value, read_protocol, validate_as
 from bertserve.service.body.task_body import MAX_ITEMS, ClosedModel, TaskBody, types_within
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError
-from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
 from bertserve.service.tasks.catalog import TASKS
@@ -136,15 +138,29 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
     return Call(task, model, body, encode, options.timeout / 1_000_000)
 
 
-def routes() -> list[InferenceRoute]:
-    """Returns the route that runs a model."""
+def routes() -> list[GuardedRoute]:
+    """Returns the route that runs a model, and those of metadata and probes."""
     response = Annotated[dict[str, Any], Field(examples=[_RESPONSE_EXAMPLE])]
-    summary = "Run a model on tensors of texts"
-    return [InferenceRoute("/v2/models/{name}/infer", read_infer, summary, (InferBody,), response, other_type=BINARY_TYPE)]
+    server = lambda _: {"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]}  # noqa: E731
+    summary, tags = "Run a model on tensors of texts", ["open inference"]
+    return [
+        InferenceRoute("/v2/models/{name}/infer", read_infer, summary, (InferBody,), response, other_type=BINARY_TYPE),
+        probe("/v2/health/ready", readiness, "Readiness: requests are answered", tags=tags),
+        probe("/v2/health/live", lambda _: {"live": True}, "Liveness: the process runs", tags=tags),
+        probe("/v2/models/{name}/ready", readiness, "Readiness of a model", tags=tags),
+        info("/v2", server, "Name and version of the service", tags=tags),
+        info("/v2/", server, "", include_in_schema=False),
+        info("/v2/models/{name}", model_metadata, "Inputs and outputs of a model", tags=tags),
+    ]
 
 
-def metadata(model: Model) -> dict[str, Any]:
-    """Returns the inputs and outputs of a model for its own task."""
+def model_metadata(state: AppState, name: str) -> dict[str, Any]:
+    """Returns the inputs and outputs of a model for its own task.
+
+    Raises:
+        HttpError: The model is not loaded.
+    """
+    model = state.registry.get(name)
     manifest = model.bundle.manifest
     shapes = {"scores": [-1, len(manifest.labels)], "embedding": [-1, -1]}
     return {

@@ -1,5 +1,6 @@
 """The wire format of OpenAI's embeddings: `input` in, a list of vectors and the number of tokens out. Errors are objects."""
 
+import time
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,7 +10,8 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.request import RequestContext
-from bertserve.service.api.routing import InferenceRoute
+from bertserve.service.api.routing import GuardedRoute, InferenceRoute, info
+from bertserve.service.app_state import AppState
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import TaskBody, TextOrTexts, body_config
@@ -24,6 +26,7 @@ _RESPONSE_EXAMPLE: dict[str, Any] = {
     "model": "embed",
     "usage": {"prompt_tokens": 19, "total_tokens": 19},
 }
+_CREATED = int(time.time())  # clients show it; the creation time of a model is unknown
 BASE_PATH = "/v1/"  # clients send all their requests below it, also for endpoints that this service does not have
 _ERROR_TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -114,10 +117,31 @@ def read_embeddings(raw: bytes, request: RequestContext) -> Call:
     return Call(embed.TASK, model, body, encode)
 
 
-def routes() -> list[InferenceRoute]:
-    """Returns the route of embeddings."""
+def list_models(state: AppState) -> dict[str, Any]:
+    """Returns all models; clients of KServe's V1 protocol use the same paths, and read other keys."""
+    names = list(state.registry.models)
+    return {"object": "list", "data": [describe_model(state, name) for name in names], "models": names}
+
+
+def describe_model(state: AppState, name: str) -> dict[str, Any]:
+    """Returns a model.
+
+    Raises:
+        HttpError: The model is not loaded.
+    """
+    model = state.registry.get(name)
+    kserve_keys = {"task": model.task, "name": model.name, "ready": state.scheduler.ready}
+    return {"id": model.name, "object": "model", "created": _CREATED, "owned_by": "bertserve", **kserve_keys}
+
+
+def routes() -> list[GuardedRoute]:
+    """Returns the routes of embeddings and of models."""
     summary = "Embed texts as vectors, in the format of OpenAI's API"
     route = InferenceRoute(
         "/v1/embeddings", read_embeddings, summary, (EmbeddingsBody,), EmbeddingsResponse, task=embed.TASK, error_format=error_object
     )
-    return [route]
+    return [
+        route,
+        info("/v1/models", list_models, "All models, in OpenAI's format", error_format=error_object),
+        info("/v1/models/{name}", describe_model, "One model, in OpenAI's format", error_format=error_object),
+    ]
