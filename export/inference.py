@@ -17,7 +17,7 @@ from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.text.windows import truncate_longest_first
+from bertserve.service.text.windows import kept_of_pair
 
 BATCH_TEXTS, BATCH_TOKENS = 16, 1024  # maximum texts and tokens of a batch, which bound its memory; a single text may have more tokens
 
@@ -66,7 +66,7 @@ def _assemble_single(tokenizer: Tokenizer, text: Sequence[int], max_tokens: int,
 def _assemble_pair(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int], max_tokens: int, *, long_second: bool) -> Encoding:
     """Returns a pair, cut to `max_tokens`; with `long_second`, the first text is short, as a question before its passage."""
     room = min(tokenizer.max_text_tokens(pair=True), max_tokens)
-    a, b = truncate_longest_first(len(first), len(second), room)
+    a, b = map(len, kept_of_pair(len(first), len(second), room, "right"))
     if long_second:
         a = min(len(first), min(room, 2 * MAX_LINE_TOKENS) // 4)
         b = room - a
