@@ -106,34 +106,26 @@ def _check_name(name: str, text: str) -> str:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    """Yields the folders of a checkpoint, and of the base model if it is an adapter."""
+    """Yields the folders of a checkpoint, and of the base model if it is an adapter. bert-export reports wrong files."""
     for subfolder in _with_modules(folder):
         yield subfolder
-        adapter = _read_json(subfolder / ADAPTER_CONFIG_FILE)
-        model = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
-        if isinstance(model, str) and model and Path(model).is_dir():
-            yield from _with_modules(Path(model))
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            base_model = json.loads((subfolder / ADAPTER_CONFIG_FILE).read_bytes())["base_model_name_or_path"]
+            if base_model and Path(base_model).is_dir():
+                yield from _with_modules(Path(base_model))
 
 
 def _with_modules(folder: Path) -> Iterator[Path]:
     """Yields a folder and the subfolders in its modules.json; other subfolders, such as training steps, do not belong to the checkpoint."""
     yield folder
-    modules = _read_json(folder / MODULES_FILE)
-    for module in modules if isinstance(modules, list) else []:
-        if isinstance(module, dict) and isinstance(path := module.get("path"), str) and path and (folder / path).is_dir():
-            yield folder / path
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        for module in json.loads((folder / MODULES_FILE).read_bytes()):
+            if (subfolder := folder / module["path"]).is_dir():
+                yield subfolder
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted({path for pattern in (*FILE_PATTERNS, "*.bin") for path in folder.glob(pattern) if path.is_file()})
-
-
-def _read_json(path: Path) -> object:
-    """Returns a JSON document; None if it is missing or broken, which bert-export reports."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
 
 
 def export_command(source: ModelSource) -> list[str]:
