@@ -1,4 +1,4 @@
-"""Application: the outermost ASGI application. It runs models itself; FastAPI serves all other routes.
+"""Application: the outermost ASGI application. It runs models itself; FastAPI has all routes, and serves the others.
 
 FastAPI's telemetry, body limit, exit stacks and dependencies take two fifths of the event loop's time for a short text
 (bench/results/2026-11-21-with-memory-arena.md).
@@ -7,26 +7,32 @@ FastAPI's telemetry, body limit, exit stacks and dependencies take two fifths of
 import asyncio
 import random
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import chain
 
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bertserve.service.api import error_responses
+from bertserve.service.api import error_responses, playground
 from bertserve.service.api.error_responses import ErrorFormat, ErrorLog
-from bertserve.service.api.fastapi_app import create_fastapi
-from bertserve.service.api.formats import openai
+from bertserve.service.api.formats import cohere, hugging_face, kserve, open_inference, openai, tei
 from bertserve.service.api.formats.open_inference import JSON_LENGTH_HEADER
 from bertserve.service.api.jsonl import LINES_TYPE, LINES_TYPES, LineStream
 from bertserve.service.api.open_requests import OpenRequests
-from bertserve.service.api.receiving import LARGE_BYTES, read_body, until_disconnect
-from bertserve.service.api.request import REQUEST_KEY, RequestContext
-from bertserve.service.api.request_log import record
+from bertserve.service.api.openapi import docs_routes
+from bertserve.service.api.receiving import read_body, until_disconnect
+from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, RequestContext
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute, RouteTable
+from bertserve.service.api.service_routes import service_routes
 from bertserve.service.app_state import AppState
 from bertserve.service.errors import BertServeError, HttpError
 from bertserve.service.metrics import UNKNOWN
 
+FORMATS = (hugging_face, open_inference, kserve, openai, cohere, tei)  # each has the function `routes`
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
@@ -67,11 +73,11 @@ class Application:
             await self._app(scope, receive, request.send)
         finally:
             settings = self._state.settings
-            record(request, logs=settings.access_log and (settings.log_probes or not self._routes.is_probe(scope)))
+            request.record_end(logs=settings.access_log and (settings.log_probes or not self._routes.is_probe(scope)))
             del scope[REQUEST_KEY]  # it refers to the scope, which an idle connection keeps
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Responds to a request, in any case."""
+        """Sends exactly one response, also after an error."""
         request: RequestContext = scope[REQUEST_KEY]
         try:
             route = self._routes.match(scope)
@@ -127,22 +133,23 @@ class Application:
         content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         is_stream = route.other_type == LINES_TYPE and content_type in LINES_TYPES
         if not is_stream:  # each line of a stream counts as a request
-            request.task, request.model = route.task or UNKNOWN, UNKNOWN
-        timeout_s = request.read_timeout_s()
+            request.task_label, request.model_label = route.task or UNKNOWN, UNKNOWN
+        request.check_head()
+        timeout_s = request.timeout_s()
         model = request.named_model if scope["path_params"] else None
         if is_stream:
             await LineStream(route, request, timeout_s, self._errors).respond(receive, send)
             return
         if model is not None:
-            request.task, request.model = model.task, model.name
+            request.task_label, request.model_label = model.task, model.name
         raw = await read_body(receive, request.headers, limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
         if len(raw) > LARGE_BYTES:
             await request.take_turn()
         call = route.read_call(raw, request)
         del raw  # the body is not needed during inference
-        request.task, request.model = call.task, call.model.name
+        request.task_label, request.model_label = call.task, call.model.name
         trace = request.trace if request.trace is not None and request.trace.is_recording else None
-        prediction, body, body_headers = await until_disconnect(call.answer(request, timeout_s, trace=trace), receive)
+        prediction, body, body_headers = await until_disconnect(call.answer(request, timeout_s, trace), receive)
         request.prediction = prediction
         headers = [(b"content-length", b"%d" % len(body)), *body_headers, *call.headers(prediction)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -154,3 +161,26 @@ def _error_format(scope: Scope) -> ErrorFormat:
     if isinstance(route := scope.get("route"), GuardedRoute):
         return route.error_format
     return openai.error_object if scope["path"].startswith(openai.BASE_PATH) else error_responses.error_text
+
+
+def create_fastapi(state: AppState) -> FastAPI:
+    """Returns the application with all routes."""
+    root_path = state.settings.root_path
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        state.start()
+        yield
+        await state.stop(0)
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    routes = [*chain.from_iterable(wire_format.routes() for wire_format in FORMATS), *service_routes()]
+    pages = [*playground.playground_routes(root_path), *docs_routes(routes, root_path, requires_key=state.auth.requires_key)]
+    app.router.routes.extend([*routes, *pages])
+    app.add_exception_handler(Exception, _respond_to_error)
+    return app
+
+
+async def _respond_to_error(request: Request, error: Exception) -> Response:
+    """Responds to an error that left FastAPI. FastAPI raises it again afterwards, and then `Application` logs it."""
+    return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["route"].error_format)

@@ -4,16 +4,18 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from bertserve.service.api.receiving import LARGE_BYTES
-from bertserve.service.api.request import RequestContext
+from bertserve.service.api.request import LARGE_BYTES, RequestContext
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction, truncation_warning
 from bertserve.service.text.tokenizer import ReadSpan
+
+if TYPE_CHECKING:
+    from bertserve.service.tracing import RequestSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
 JSON_HEADERS: Headers = ((b"content-type", b"application/json"),)
@@ -36,7 +38,9 @@ class Call:
     encode: Callable[[Prediction], tuple[bytes, Headers]] | None = None
     timeout_s: float = 0.0
 
-    async def answer(self, request: RequestContext, timeout_s: float, **options: Any) -> tuple[Prediction, bytes, Headers]:
+    async def answer(
+        self, request: RequestContext, timeout_s: float, trace: "RequestSpan | None", *, counts_refusals: bool = True
+    ) -> tuple[Prediction, bytes, Headers]:
         """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input.
 
         Returns:
@@ -44,7 +48,9 @@ class Call:
         """
         try:
             inputs = self.body.task_inputs(self.model.bundle.manifest)
-            prediction = await self.model.predict(inputs, timeout_s=self.timeout_s or timeout_s, task=self.task, **options)
+            prediction = await self.model.predict(
+                inputs, timeout_s=self.timeout_s or timeout_s, task=self.task, counts_refusals=counts_refusals, trace=trace
+            )
         except BertServeError as error:
             error.prefix_input(is_list=self.body.is_list, input_name=self.body.input_name)
             raise
@@ -54,15 +60,15 @@ class Call:
             return prediction, to_json(self.body.to_response(prediction.results)), JSON_HEADERS
         return prediction, *self.encode(prediction)
 
-    async def answer_when_admitted(self, request: RequestContext, timeout_s: float, **options: Any) -> bytes:
+    async def answer_when_admitted(self, request: RequestContext, timeout_s: float, trace: "RequestSpan | None") -> bytes:
         """Returns the body of the response. If the model refuses, it asks again for `timeout_s` seconds; only the last refusal counts."""
         end = time.monotonic() + timeout_s
         while (left_s := end - time.monotonic()) > 0:
             try:
-                return (await self.answer(request, timeout_s, counts_refusals=False, **options))[1]
+                return (await self.answer(request, timeout_s, trace, counts_refusals=False))[1]
             except RefusedError as error:  # each attempt can tokenize the inputs again
                 await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, left_s)))
-        return (await self.answer(request, timeout_s, **options))[1]
+        return (await self.answer(request, timeout_s, trace))[1]
 
     def headers(self, prediction: Prediction) -> list[tuple[bytes, bytes]]:
         """Returns the headers of a response that do not describe its body."""

@@ -40,6 +40,6 @@ class OpenRequests:
         self._count_by_key[key] += 1
 
     def release(self, key: str | None) -> None:
-        """Counts an admitted request no longer."""
+        """Removes an admitted request from the counts."""
         self._count -= 1
         self._count_by_key[key] -= 1

@@ -10,8 +10,6 @@ from starlette.types import Receive
 from bertserve.service.errors import CLIENT_GONE, HttpError, TooLargeError
 
 _BODY_TIMEOUT, _DISCONNECTED = "the body timed out", "the client disconnected"  # why a task is cancelled
-# Bodies and responses of more than this many bytes take turns on the event loop, because each can block it for up to 0.04 s.
-LARGE_BYTES = 2**17
 WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
 T = TypeVar("T")
 

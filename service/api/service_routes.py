@@ -156,9 +156,9 @@ async def change_model(request: Request, name: str) -> Response:
         raise
     finally:
         # an unknown name is text of the caller, which must not reach the log
-        context.model = name if name in known | {*state.registry.models, *state.registry.broken} else UNKNOWN
+        context.model_label = name if name in known | {*state.registry.models, *state.registry.broken} else UNKNOWN
         fields = {**context.log_fields(), "key": context.key, "action": action, "outcome": outcome}
-        audit_log.info("%s of the model %s by the key %s: %s", action, context.model, context.key, outcome, extra=fields)
+        audit_log.info("%s of the model %s by the key %s: %s", action, context.model_label, context.key, outcome, extra=fields)
 
 
 def _summary(state: AppState, model: Model) -> dict[str, Any]:

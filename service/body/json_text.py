@@ -1,4 +1,4 @@
-"""Parses JSON in limited time, because it runs on the event loop, and writes results as JSON. It depends neither on tasks nor on HTTP.
+"""Limits the time to parse JSON, because that runs on the event loop, and writes results as JSON. Depends neither on tasks nor on HTTP.
 
 A vector stays a numpy array until here: orjson writes it without creating a Python float per number.
 """
@@ -7,23 +7,22 @@ from typing import Any
 
 import numpy as np
 import orjson
-from pydantic_core import from_json
 
 from bertserve.service.errors import TooLargeError
 
 # Limits of a body outside of its strings. 16,384 texts or pairs, and 256 texts of 512 token ids, are below them.
 JSON_LIMITS = ((b"[{", 2**16, "lists and objects"), (b":", 2**16, "keys"), (b",", 2**18, "values"), (b"0123456789", 5 * 2**18, "digits"))
 
+MIN_CHECKED_BYTES = 2**16
 
-def parse(raw: bytes) -> Any:
-    """Parses a JSON document. `NaN` and `Infinity`, which are not valid JSON, become numbers, which no field accepts.
+
+def check_size(raw: bytes) -> None:
+    """Checks a JSON document of at least `MIN_CHECKED_BYTES`; a shorter one is below all limits.
 
     Raises:
-        ValueError: The document is not JSON.
         TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
     """
-    # a shorter body is below all limits
-    if len(raw) > 2**16 and any(_count(raw, characters) > limit for characters, limit, _ in JSON_LIMITS):
+    if any(_count(raw, characters) > limit for characters, limit, _ in JSON_LIMITS):
         codes = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
         quotes = np.cumsum(codes == ord('"'), dtype=np.uint8)  # modulo 256, which preserves the parity
         outside = codes[quotes & 1 == 0].tobytes()  # the text without the content of strings
@@ -32,7 +31,6 @@ def parse(raw: bytes) -> Any:
                 raise TooLargeError(
                     "the body has {count} {what} and {most} are allowed; split the request.", count=count, what=unit, most=limit
                 )
-    return from_json(raw)
 
 
 def _count(raw: bytes, characters: bytes) -> int:

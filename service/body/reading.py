@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 
-from bertserve.service.body.json_text import parse
+from bertserve.service.body.json_text import MIN_CHECKED_BYTES, check_size
 from bertserve.service.body.task_body import TAGS, ClosedModel, Limits, TaskBody, field_names
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError, TooLargeError
 from bertserve.service.messages import SHOWN_CHARS, did_you_mean, quote_names, requirement
@@ -29,15 +29,17 @@ C = TypeVar("C", bound=ClosedModel)
 
 
 def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
-    """Parses a body; `body` is its class, for the example in an error.
+    """Parses a body; `body` is its class, for the example in an error. `NaN` and `Infinity` become numbers, which no field accepts.
 
     Raises:
         MalformedRequestError: The body is not JSON.
         TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
     """
     try:
+        if len(raw) >= MIN_CHECKED_BYTES:
+            check_size(raw)
         # not `model_validate_json`, which creates Python objects for each Python validator, and again for the error
-        return parse(raw)
+        return from_json(raw)
     except ValueError as error:
         # in a document of one line, the line number has no meaning: it can be any line of JSON Lines
         reason = str(error) if b"\n" in raw.strip() else str(error).replace(" at line 1 column ", " at column ")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bertserve.service import __version__
-from bertserve.service.api.fastapi_app import FORMATS
+from bertserve.service.api.application import FORMATS
 from bertserve.service.api.routing import InferenceRoute
 from support import tiny
 from support.app_client import call, post, serving, state_of

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bertserve.service.body import json_text
-from bertserve.service.body.json_text import parse
+from bertserve.service.body.reading import parse_json
 from bertserve.service.errors import TooLargeError
 from support.app_client import Send, error_of
 
@@ -30,7 +30,7 @@ def test_a_body_with_too_many_elements_is_refused_before_it_is_parsed(raw: str, 
     """Elements are counted in the raw bytes, also of a body that is not valid JSON. A quote after an escaped backslash ends its text."""
     for body in (raw, raw + "]"):
         with pytest.raises(TooLargeError, match=f"[0-9]+ {what} and [0-9]+ "):
-            parse(body.encode())
+            parse_json(body.encode())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_body_with_too_many_elements_is_refused_before_it_is_parsed(raw: str, 
     ],
 )
 def test_structure_within_a_text_does_not_count(text: str) -> None:
-    assert parse(f'{{"inputs": "{text}"}}'.encode()) == {"inputs": json.loads(f'"{text}"')}
+    assert parse_json(f'{{"inputs": "{text}"}}'.encode()) == {"inputs": json.loads(f'"{text}"')}
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/classifier", "/v1/models/classifier:predict", "/v2/models/classifier/infer"])
@@ -76,6 +76,6 @@ def test_an_odd_value_never_causes_a_server_error(api: Send, path: str, body: st
 
 def test_the_limits_admit_the_largest_regular_bodies() -> None:
     """They admit lists up to the limit, as many pairs as `--max-inputs` can allow, and two tensors with 131072 token ids each."""
-    assert len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]")) == MAX_CONTAINERS - 1
-    assert len(parse(json.dumps([{"text": "a,:[{", "text_pair": "b"}] * 16384).encode())) == 16384
-    assert len(parse(b"[" + b",".join([b"[" + b"12023," * (2**17 - 1) + b"12023]"] * 2) + b"]")) == 2
+    assert len(parse_json(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]")) == MAX_CONTAINERS - 1
+    assert len(parse_json(json.dumps([{"text": "a,:[{", "text_pair": "b"}] * 16384).encode())) == 16384
+    assert len(parse_json(b"[" + b",".join([b"[" + b"12023," * (2**17 - 1) + b"12023]"] * 2) + b"]")) == 2

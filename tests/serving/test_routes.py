@@ -12,8 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message
 
 from bertserve.service.api import application
-from bertserve.service.api.application import Application
-from bertserve.service.api.fastapi_app import create_fastapi
+from bertserve.service.api.application import Application, create_fastapi
 from bertserve.service.api.routing import GuardedRoute
 from bertserve.service.app_state import AppState
 from bertserve.service.auth import Access, Authenticator

@@ -16,7 +16,7 @@ import pytest
 
 from bertserve.service.api.application import Application
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
-from bertserve.service.api.receiving import LARGE_BYTES
+from bertserve.service.api.request import LARGE_BYTES
 from bertserve.service.app_state import AppState
 from bertserve.service.errors import EngineError, RefusedError
 from bertserve.service.models.request_progress import Prediction
