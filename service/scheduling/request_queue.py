@@ -23,7 +23,7 @@ LONG_S = 0.03
 # at the same time, each has one thread, because a multi-threaded run would soon share its cores.
 RECENT_S = 1.0
 
-# Share of the queue that is reserved for requests that fit into one batch.
+# Share of the queue that is reserved for requests that fit into one batch (bench/results/2026-11-29-queue.md).
 SHARE_FOR_SMALL = 1 / 8
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
