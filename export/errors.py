@@ -27,6 +27,12 @@ def log(message: object) -> None:
     print(f"bert-export: {message}", file=sys.stderr, flush=True)
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, with the next one after a colon; the name of its class without a message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
 def report_error(error: Exception, folder: Path) -> int:
     """Prints the error that stopped a command, which uses files of a folder; returns the exit code."""
     message = str(error)

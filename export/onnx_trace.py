@@ -20,7 +20,7 @@ from bertserve.export.build_input import Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint, GraphModel
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
 from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION_PREFIX, returning_attention
-from bertserve.export.errors import ExportError
+from bertserve.export.errors import ExportError, first_line
 from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
@@ -89,9 +89,8 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, 
         except _TRACER_ERRORS as error:
             # dynamo reports its own step; the cause has the error
             cause = error.__cause__ if isinstance(error, torch.onnx.OnnxExporterError) and error.__cause__ else error
-            reason = (str(cause).splitlines() or [""])[0].rstrip(".")
-            name = type(checkpoint.model).__name__
-            raise ExportError(f"{name} cannot be traced by {tracer}: {type(cause).__name__}: {reason}.") from error
+            reason = f"{type(cause).__name__}: {first_line(cause).rstrip('.')}"
+            raise ExportError(f"{type(checkpoint.model).__name__} cannot be traced by {tracer}: {reason}.") from error
     graph = ir.load(path).graph
     actual = [value.name for value in graph.inputs], [value.name for value in graph.outputs]
     used_inputs = tuple(spec for spec in inputs if spec.name in actual[0] or spec.fill != "type_ids")

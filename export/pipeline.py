@@ -21,7 +21,7 @@ from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
-from bertserve.export.errors import ExportError
+from bertserve.export.errors import ExportError, first_line
 from bertserve.export.gpu.build import build_for_cuda, build_for_tensorrt
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, read_int8_texts
@@ -124,13 +124,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
     with stage("trace", "to ONNX"):
         inputs, description = onnx_trace.trace(checkpoint, traced, options.tracer)
     checkpoint = replace(checkpoint, inputs=inputs)
-    tokenizer_path = bundle_folder / TOKENIZER_FILE
-    tokenizer_path.write_text(tokenizer_json(checkpoint.hf_tokenizer, checkpoint.tokenizer), encoding="utf-8")
-    tokenizer_spec = checkpoint.tokenizer.model_copy(update={"sha256": digest(tokenizer_path)})
-    try:
-        tokenizer = Tokenizer(tokenizer_path, tokenizer_spec)
-    except StartError as error:
-        raise ExportError(f"the tokenizer of `{options.source}` is not supported: {error}") from error
+    tokenizer = _write_tokenizer(checkpoint, options.source, bundle_folder)
     texts = texts.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
         reference = sample_reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else None)
@@ -146,16 +140,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
         max_int8_error=options.max_int8_error,
         quick=options.quick,
     )
-    providers = sorted(precisions, key=lambda provider: provider != "cpu")
-    built_graphs = {provider: BUILDERS[provider](build_input, precisions[provider]) for provider in providers}
-    graphs, omitted = _measure_graphs(build_input, built_graphs, precisions, reference, default_must_agree=options.precisions is None)
-    # the stored result comes from the provider on which the graph was measured
-    default = next(graph for graph in graphs if graph.default)
-    request = EXPORT_TASKS[checkpoint.task].example(tokenizer_spec)
-    answer = open_graph(bundle_folder, default, tokenizer, checkpoint).predict_body(request)
-    versions = {"bertserve": service.__version__, "python": platform.python_version()}
-    versions |= {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")}
-    versions |= {"onnxruntime": onnxruntime.__version__, "tokenizers": version("tokenizers")}  # its package may be onnxruntime-gpu
+    graphs, omitted = _make_graphs(build_input, precisions, reference, default_must_agree=options.precisions is None)
     return Manifest(
         format="bertserve-bundle",
         format_version=1,
@@ -165,27 +150,47 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
         tags=checkpoint.tags,
         activation=checkpoint.activation,
         embedding=checkpoint.embedding,
-        tokenizer=tokenizer_spec,
+        tokenizer=tokenizer.spec,
         flops=flops,
         graphs=tuple(graphs),
-        example=Example(request=request, result=answer),
+        example=_answer_example(build_input, graphs),
         metrics=tuple(options.metrics),
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
         int8_texts=texts.digests() if any(graph.precision == "int8" for graph in graphs) else None,
-        source=checkpoint.origin.model_copy(update={"versions": versions}),
+        source=checkpoint.origin.model_copy(update={"versions": _versions()}),
     )
 
 
-def _measure_graphs(
-    build_input: GraphBuildInput,
-    built_graphs: Mapping[Provider, Iterable[GraphSpec]],
-    precisions: Mapping[Provider, Sequence[Precision]],
-    reference: Reference,
-    *,
-    default_must_agree: bool,
+def _write_tokenizer(checkpoint: Checkpoint, source: str, folder: Path) -> Tokenizer:
+    """Writes a checkpoint's tokenizer to the bundle, and opens it as the service does."""
+    path = folder / TOKENIZER_FILE
+    path.write_text(tokenizer_json(checkpoint.hf_tokenizer, checkpoint.tokenizer), encoding="utf-8")
+    try:
+        return Tokenizer(path, checkpoint.tokenizer.model_copy(update={"sha256": digest(path)}))
+    except StartError as error:
+        raise ExportError(f"the tokenizer of `{source}` is not supported: {error}") from error
+
+
+def _answer_example(build_input: GraphBuildInput, graphs: Sequence[GraphSpec]) -> Example:
+    """Returns the stored example, with the result of the first default graph on the provider on which it was measured."""
+    default = next(graph for graph in graphs if graph.default)
+    request = EXPORT_TASKS[build_input.checkpoint.task].example(build_input.tokenizer.spec)
+    served = open_graph(build_input.folder, default, build_input.tokenizer, build_input.checkpoint)
+    return Example(request=request, result=served.predict_body(request))
+
+
+def _versions() -> dict[str, str]:
+    names = ("torch", "transformers", "onnx", "onnxscript", "tokenizers")
+    # the package of onnxruntime may be onnxruntime-gpu
+    own = {"bertserve": service.__version__, "python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
+    return own | {name: version(name) for name in names}
+
+
+def _make_graphs(
+    build_input: GraphBuildInput, precisions: Mapping[Provider, Sequence[Precision]], reference: Reference, *, default_must_agree: bool
 ) -> tuple[list[GraphSpec], list[OmittedGraph]]:
-    """Measures the graphs of all providers, and removes the files of graphs that are not kept.
+    """Creates and measures the graphs of all providers, the CPU's first, and removes the files of graphs that are not kept.
 
     Returns:
         The graphs that passed, and the graphs that failed with the reasons.
@@ -196,15 +201,14 @@ def _measure_graphs(
     graphs: list[GraphSpec] = []
     omitted: list[OmittedGraph] = []
     failure: Exception | None = None
-    for provider, provider_graphs in built_graphs.items():
-        measured, error = _measure_provider(build_input, provider_graphs, reference)
+    for provider in sorted(precisions, key=lambda provider: provider != "cpu"):
+        measured, error = _measure_provider(build_input, BUILDERS[provider](build_input, precisions[provider]), reference)
         if error is not None:
             # all graphs are created from the trace, and the CPU's float32 graph shows whether it is right
             if provider == "cpu" and not measured:
                 raise error
             failure = error
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-            reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {lines[0]}"
+            reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {first_line(error)}"
             missing = [precision for precision in precisions[provider] if precision not in measured]
             omitted += [OmittedGraph(provider=provider, precision=precision, reason=reason) for precision in missing]
         if kept := [measured[precision] for precision in precisions[provider] if precision in measured] or list(measured.values()):

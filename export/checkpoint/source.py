@@ -23,7 +23,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from bertserve.export.checkpoint.lora import ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
 from bertserve.export.checkpoint.weight_files import SAFETENSORS, find_weights
-from bertserve.export.errors import ExportError
+from bertserve.export.errors import ExportError, first_line
 from bertserve.service.bundle.checkpoint_files import ADAPTER_CONFIG_FILE, FILE_PATTERNS, is_checkpoint, may_be_hub_id
 from bertserve.service.bundle.files import is_bundle
 from bertserve.service.bundle.manifest import Source, TokenTypes
@@ -47,7 +47,7 @@ def read_card_metadata(card: Path | None) -> dict[str, Any]:
     try:
         metadata = {} if card is None else _front_matter(card.read_text(encoding="utf-8-sig"))
     except Exception as error:  # noqa: BLE001 - YAML raises any error of its constructors, such as IndexError for an empty number
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        reason = first_line(error)
         logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
         metadata = {}
     # the hub's names
@@ -97,7 +97,9 @@ def _front_matter(text: str) -> dict[Any, Any]:
 def _texts(card: Path | None, metadata: dict[Any, Any], key: str, *, lists: bool) -> tuple[str, ...]:
     """Returns the texts of a field: a text, or a list of texts if it may be one."""
     value = metadata.get(key)
-    items = value if lists and isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return ()
+    items = value if lists and isinstance(value, list) else [value]
     if not all(isinstance(item, str) for item in items):
         logger.warning(
             "`%s` in the front matter of `%s` is %s instead of %s, so it is ignored; quote texts that YAML reads as something else (`no`).",
@@ -181,8 +183,7 @@ def read_with_transformers(description: str, from_pretrained: Callable[..., Any]
     try:
         return from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
     except Exception as error:  # transformers validates few fields, so its parsing can raise any error
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+        reason = first_line(error)
         if "trust_remote_code" in str(error):
             raise ExportError(
                 f"{description} needs custom code of the checkpoint (`auto_map`), which is never run; only architectures "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.export.errors import ExportError
+from bertserve.export.errors import ExportError, first_line
 from bertserve.export.progress import parallel_map
 from bertserve.export.validation.served_graph import GraphAnswer, ReferenceAnswer, ServedGraph, measure_latency, open_graph
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, LengthParity, Outputs, Precision
@@ -312,9 +312,9 @@ def predict_sample(served: ServedGraph, input_: Any) -> GraphAnswer:
     try:
         return served.predict(input_)
     except EngineError as error:
-        reason = (str(error.__cause__ or error).splitlines() or [""])[0]
+        reason = first_line(error.__cause__ or error)[:300]
         # a traced graph cannot follow code that depends on the length or the values of a text
-        raise ExportError(f"the graph fails on a text that its reference answers: {_describe(input_)}. {reason[:300]}") from error
+        raise ExportError(f"the graph fails on a text that its reference answers: {_describe(input_)}. {reason}") from error
 
 
 def _describe(input_: Any) -> str:

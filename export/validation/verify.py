@@ -13,7 +13,6 @@ from typing import Any
 from bertserve.export.errors import ExportError, UsageError
 from bertserve.export.input_fields import INPUT_KEYS
 from bertserve.export.tasks import EXPORT_TASKS
-from bertserve.export.tasks.evaluation import MetricValue
 from bertserve.export.validation.comparison import Comparison, Reference, predict_sample
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import GraphAnswer, ReferenceAnswer, ServedGraph, model_sample_inputs, open_graph
@@ -141,7 +140,8 @@ def _compare(
         if comparison.expected:
             _check_parity(comparison, report)
         if rows:
-            _check_data(comparison, rows, options, report)
+            _check_agreement(comparison, len(rows), options, report)
+            _check_metrics(comparison, rows, options, report)
 
 
 def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, options: VerifyOptions, report: VerifyReport) -> ServedGraph | None:
@@ -253,39 +253,45 @@ def _check_parity(comparison: Comparison, report: VerifyReport) -> None:
         report.add(name, True, detail, new.model_dump(mode="json", include=set(updates)))
 
 
-def _check_data(comparison: Comparison, rows: Sequence[LabeledRow], options: VerifyOptions, report: VerifyReport) -> None:
-    """Reports a graph's agreement with the reference on the data, and its metrics by the correct answers."""
+def _check_agreement(comparison: Comparison, inputs: int, options: VerifyOptions, report: VerifyReport) -> None:
+    """Reports a graph's agreement with the reference on the data."""
     served, reference = comparison.served, comparison.reference
-    name, metrics = f"agreement {served.graph.name}", dict[str, Any](inputs=len(rows))
+    name, metrics = f"agreement {served.graph.name}", dict[str, Any](inputs=inputs)
     if comparison.expected:
         agreement = comparison.agreement(reference.fixed_count)
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         detail = f"against {reference.name}: {summarize_agreement(agreement)}{worst}"
         metrics |= {"reference": reference.name, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
         if agreement.measure == "spearman":
-            difference = comparison.worst_difference(reference.fixed_count)
-            detail, metrics = f"{detail}; values differ by {difference:.1e} at most", metrics | {"worst_difference": difference}
+            metrics["worst_difference"] = comparison.worst_difference(reference.fixed_count)
+            detail += f"; values differ by {metrics['worst_difference']:.1e} at most"
         report.add_value(name, agreement.value, options.min_agreement, detail, metrics)
     elif not reference.name or served.graph.precision != "fp32":
         detail = "not compared, because there is no other fp32 graph to compare with; give --checkpoint"
         report.add_value(name, None, options.min_agreement, detail, metrics)
+
+
+def _check_metrics(comparison: Comparison, rows: Sequence[LabeledRow], options: VerifyOptions, report: VerifyReport) -> None:
+    """Reports the metrics of a graph and of the reference by the correct answers in the data."""
+    served, reference = comparison.served, comparison.reference
     labeled = [(i, row.gold) for i, row in enumerate(rows, reference.fixed_count) if row.gold is not None]
-
-    def compute_metrics(results: Sequence[Any]) -> Mapping[str, MetricValue]:
-        if not labeled or not results:
-            return {}
-        return served.task.compute_metrics([gold for _, gold in labeled], [results[i] for i, _ in labeled], served.config)
-
+    golds = [gold for _, gold in labeled]
+    actual, expected = (
+        served.task.compute_metrics(golds, [results[i] for i, _ in labeled], served.config) if labeled and results else {}
+        for results in (comparison.results, comparison.expected)
+    )
     raw = "raw scores of " if served.graph.calibration is not None else ""
-    metric_values, expected = compute_metrics(comparison.results), compute_metrics(comparison.expected)
-    for metric, (value, remark) in metric_values.items():
-        values = {"graph": value} | ({"reference": expected[metric][0]} if expected else {})
-        compared = f" ({reference.name} {expected[metric][0]:.4f})" if expected else ""
+    for metric, (value, remark) in actual.items():
+        values, compared = {"graph": value}, ""
+        if expected:
+            values["reference"] = expected[metric][0]
+            compared = f" ({reference.name} {values['reference']:.4f})"
         detail = f"{value:.4f}{compared} on {raw}{len(labeled)} labeled inputs" + (f"; {remark}" if remark else "")
         report.add_value(f"{metric} {served.graph.name}", value, options.min_metrics.get(metric), detail, values)
-    for metric in (metric for metric in options.min_metrics if metric not in metric_values):
-        reason = f"this model has {', '.join(metric_values)}" if metric_values else "no line of the data has a correct answer"
-        report.add_value(f"{metric} {served.graph.name}", None, options.min_metrics[metric], f"not measured: {reason}")
+    reason = f"this model has {', '.join(actual)}" if actual else "no line of the data has a correct answer"
+    for metric, minimum in options.min_metrics.items():
+        if metric not in actual:
+            report.add_value(f"{metric} {served.graph.name}", None, minimum, f"not measured: {reason}")
 
 
 def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: VerifyReport) -> list[LabeledRow]:
