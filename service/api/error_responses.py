@@ -5,6 +5,7 @@ A log line never has a caller's text: it has the template of the error; for an i
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -18,9 +19,10 @@ from bertserve.service.errors import BertServeError, status_and_type, traceback_
 logger = logging.getLogger("bertserve.errors")
 
 LOG_INTERVAL_S = 1.0
-# Log lines per error type within the interval; further errors are only counted, so that a caller cannot fill the log.
+# Log lines per error type within the interval; further errors are only counted, so that a caller cannot fill the log. A refused caller
+# tries again, so of refusals only one is logged; of faults of this service, with status 500, each one.
 MAX_LINES = 20
-_INTERNAL = BertServeError.error_type  # of these, each is logged
+_REFUSALS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 # Takes the status, the error type and the message of an error; returns the status and `error` of its response.
 ErrorFormat = Callable[[int, str, str], tuple[int, Any]]
 
@@ -63,10 +65,10 @@ class ErrorLog:
         if error_type not in self._counts:
             asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._release, status, error_type)
         self._counts[error_type] += 1
-        if error_type != _INTERNAL and self._counts[error_type] > MAX_LINES:
+        if self._counts[error_type] > _max_lines(status):
             return
         fields = {**request, "status": status, "error_type": error_type}
-        if isinstance(error, BertServeError) and error_type != _INTERNAL:
+        if isinstance(error, BertServeError):
             fields["reason"] = reason = printable(error.for_log)
         else:
             error_type, reason = type(error).__name__, traceback_places(error)
@@ -75,7 +77,10 @@ class ErrorLog:
         logger.log(logging.ERROR if is_fault else logging.WARNING, "%s %s %s: %s", status, error_type, where, reason, extra=fields)
 
     def _release(self, status: int, error_type: str) -> None:
-        rest = self._counts.pop(error_type) - MAX_LINES
-        if rest > 0 and error_type != _INTERNAL:
+        if (rest := self._counts.pop(error_type) - _max_lines(status)) > 0:
             fields = {"status": status, "error_type": error_type}
             logger.warning("%s %s: %d more within %.0f s", status, error_type, rest, LOG_INTERVAL_S, extra=fields)
+
+
+def _max_lines(status: int) -> float:
+    return math.inf if status == HTTPStatus.INTERNAL_SERVER_ERROR else 1 if status in _REFUSALS else MAX_LINES

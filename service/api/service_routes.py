@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from functools import cache, partial
 from http import HTTPStatus
-from itertools import chain
 from typing import Any
 
 from fastapi.responses import PlainTextResponse
@@ -27,7 +26,6 @@ from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.task_spec import TaskSpec
 
 audit_log = logging.getLogger("bertserve.audit")
 _cpu_name = cache(cpu_name)
@@ -36,8 +34,9 @@ _cpu_name = cache(cpu_name)
 def service_routes() -> list[GuardedRoute]:
     """Returns the routes."""
     change = partial(GuardedRoute, endpoint=change_model, access=Access.ADMIN, tags=["models"], methods=["POST"])
+    paths = {spec.name: spec.path for spec in TASKS.values()}
     return [
-        *chain.from_iterable(map(_task_routes, TASKS.values())),
+        *(probe(f"/{path}/health", partial(_task_readiness, task=task), f"Readiness of /{path}") for task, path in paths.items()),
         probe("/health", readiness, "Readiness: requests are answered"),
         probe("/health/ready", readiness, "Readiness: requests are answered"),
         probe("/health/live", lambda _: {"live": True}, "Liveness: the process runs"),
@@ -46,6 +45,7 @@ def service_routes() -> list[GuardedRoute]:
         GuardedRoute(
             "/metrics", metrics, access=Access.METRICS, summary="Prometheus metrics", response_class=PlainTextResponse, tags=["health"]
         ),
+        *(info(f"/{path}/info", partial(_describe_default, task=task), f"Default model of /{path}") for task, path in paths.items()),
         info("/info", service_info, "Version, limits, machine and models"),
         GuardedRoute("/models", models, access=Access.KEY, summary="All loaded models, in brief", tags=["models"]),
         info("/models/{name}", _describe, "One model in detail"),
@@ -56,19 +56,12 @@ def service_routes() -> list[GuardedRoute]:
     ]
 
 
-def _task_routes(spec: TaskSpec) -> list[GuardedRoute]:
-    return [
-        probe(
-            f"/{spec.path}/health",
-            lambda state: readiness(state, state.registry.defaults.get(spec.name, "")),
-            f"Readiness of /{spec.path}",
-        ),
-        info(
-            f"/{spec.path}/info",
-            lambda state: _describe(state, state.registry.for_task(spec.name).name),
-            f"Default model of /{spec.path}",
-        ),
-    ]
+def _task_readiness(state: AppState, task: str) -> dict[str, bool]:
+    return readiness(state, state.registry.defaults.get(task, ""))
+
+
+def _describe_default(state: AppState, task: str) -> dict[str, Any]:
+    return _describe(state, state.registry.for_task(task).name)
 
 
 def readiness(state: AppState, name: str | None = None) -> dict[str, bool]:

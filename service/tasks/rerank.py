@@ -63,27 +63,14 @@ class RerankInput:
         return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
 
 
-class QueryBody(TaskBody):
-    """Base of bodies with a query and the texts to rank; all of them together are one input, with one list as its result."""
-
-    query: Annotated[str, Field(description="The query to rank by.")]
-    is_list: ClassVar[bool] = False
-
-    def ranked_texts(self) -> list[str]:
-        """Returns the texts to rank."""
-        raise NotImplementedError
-
-    def texts_by_input(self) -> Iterator[Sequence[str]]:
-        """Yields the query and the texts."""
-        yield self.query, *self.ranked_texts()
-
-
-class RerankBody(QueryBody):
-    """Body of a rerank request in the format of Text Embeddings Inference."""
+class RerankBody(TaskBody):
+    """Body of a rerank request in the format of Text Embeddings Inference. Query and texts are one input, with one list as its result."""
 
     model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
     input_name: ClassVar[str] = "texts"
+    is_list: ClassVar[bool] = False
 
+    query: Annotated[str, Field(description="The query to rank by.")]
     texts: Annotated[list[str], LIST_LIMIT, Field(description="The texts to rank.")]
     raw_scores: Annotated[bool, Field(description="Return logits instead of probabilities.")] = False
     return_text: Annotated[bool, Field(description="Include each text in the answer.")] = False
@@ -91,9 +78,9 @@ class RerankBody(QueryBody):
     truncation_direction: TruncationDirection = None
     parameters: CalibratedDecisionParameters | None = None
 
-    def ranked_texts(self) -> list[str]:
-        """Returns the texts to rank."""
-        return self.texts
+    def texts_by_input(self) -> Iterator[Sequence[str]]:
+        """Yields the query and the texts."""
+        yield self.query, *self.texts
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns the only input."""

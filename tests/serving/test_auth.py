@@ -19,7 +19,7 @@ from bertserve.service import cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
 from bertserve.service.auth import Access, Authenticator, new_key
-from bertserve.service.errors import HttpError, SettingsError, UnavailableError
+from bertserve.service.errors import EngineError, HttpError, SettingsError, UnavailableError
 from support import metric, until
 from support.app_client import call_once, error_of, fake_service, keys, posting, serving, state_of
 from support.fakes import FakeEngine
@@ -192,12 +192,11 @@ def test_an_invalid_key_name_is_refused(name: str) -> None:
 
 
 async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """For many errors of one kind within a second, the log has the first ones and the number of the others, but all internal errors."""
+    """For many errors of one kind within a second, the log has the first ones and the number of the others, but all faults of its own."""
     log = ErrorLog()
-    for error in [HttpError(HTTPStatus.NOT_FOUND, "no."), UnavailableError("stopping."), ValueError("bug")] * 60:
+    for error in [HttpError(HTTPStatus.NOT_FOUND, "no."), UnavailableError("stopping."), EngineError("nan."), ValueError("bug")] * 60:
         log.write(error, {"request_id": "1", "method": "POST", "path": "/classify"})
-    assert Counter(vars(record)["status"] for record in caplog.records) == {404: MAX_LINES, 503: MAX_LINES, 500: 60}
+    assert Counter(vars(record)["status"] for record in caplog.records) == {404: MAX_LINES, 503: 1, 500: 120}
     caplog.clear()
     await asyncio.sleep(LOG_INTERVAL_S + 0.1)
-    more = f"{60 - MAX_LINES} more within 1 s"
-    assert caplog.messages == [f"404 not_found: {more}", f"503 unavailable: {more}"]
+    assert caplog.messages == [f"404 not_found: {60 - MAX_LINES} more within 1 s", "503 unavailable: 59 more within 1 s"]

@@ -116,9 +116,8 @@ def test_every_openapi_example_is_answered(tmp_path: Path) -> None:
     document = call(folder, "GET", "/openapi.json", settings=settings).json()
     models = {task: model["name"] for model in call(folder, "GET", "/models", settings=settings).json() for task in model["default_of"]}
     answers, shapes = {}, {}
-    for route in chain.from_iterable(wire_format.routes() for wire_format in FORMATS):
-        if not isinstance(route, InferenceRoute):
-            continue
+    routes = chain.from_iterable(wire_format.routes() for wire_format in FORMATS)
+    for route in (route for route in routes if isinstance(route, InferenceRoute)):
         content = document["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]
         own = document["components"]["schemas"].get(content["schema"].get("$ref", "").rpartition("/")[2], {})
         for name, example in content.get("examples", {"classify": {"value": own.get("examples", [None])[0]}}).items():

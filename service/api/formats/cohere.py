@@ -1,5 +1,6 @@
 """The rerank format of Cohere's and Jina's clients: `documents` in, the best of them with their `relevance_score` out."""
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,10 +10,10 @@ from bertserve.service.api.error_responses import error_text
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.formats.openai import error_object, usage
 from bertserve.service.api.request import RequestContext
-from bertserve.service.api.routing import InferenceRoute
+from bertserve.service.api.routing import GuardedRoute, InferenceRoute
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import parse_json, validate_as
-from bertserve.service.body.task_body import LIST_LIMIT, OneOf, body_config
+from bertserve.service.body.task_body import LIST_LIMIT, OneOf, TaskBody, body_config
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
@@ -38,23 +39,30 @@ class Document(BaseModel):
 _Document = Annotated[str | Document, OneOf("a text or an object with a `text`")]
 
 
-class DocumentsBody(rerank.QueryBody):
+class DocumentsBody(TaskBody):
     """Body of a rerank request in the format of Cohere's and Jina's APIs."""
 
     model_config = body_config(query="What is a panda?", documents=["A panda is a bear.", "The bridge was built in 1886."], top_n=1)
     input_name: ClassVar[str] = "documents"
+    is_list: ClassVar[bool] = False
 
+    query: Annotated[str, Field(description="The query to rank by.")]
     documents: Annotated[list[_Document], LIST_LIMIT, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
 
-    def ranked_texts(self) -> list[str]:
-        """Returns the texts of the documents."""
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the documents."""
         return [document if isinstance(document, str) else document.text for document in self.documents]
+
+    def texts_by_input(self) -> Iterator[Sequence[str]]:
+        """Yields the query and the texts."""
+        yield self.query, *self.texts
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns the only input."""
-        return [rerank.RerankInput(self.query, self.ranked_texts())]
+        return [rerank.RerankInput(self.query, self.texts)]
 
 
 class RankedDocument(BaseModel):
@@ -104,7 +112,7 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
     return Call(rerank.TASK, model, body, encode)
 
 
-def routes() -> list[InferenceRoute]:
+def routes() -> list[GuardedRoute]:
     """Returns the routes of both versions; clients of the first one read errors in OpenAI's format."""
     summary = "Rank documents by a query, in the format of Cohere's and Jina's APIs"
     return [

@@ -136,12 +136,9 @@ def describe_model(state: AppState, name: str) -> dict[str, Any]:
 
 def routes() -> list[GuardedRoute]:
     """Returns the routes of embeddings and of models."""
-    summary = "Embed texts as vectors, in the format of OpenAI's API"
-    route = InferenceRoute(
-        "/v1/embeddings", read_embeddings, summary, (EmbeddingsBody,), EmbeddingsResponse, task=embed.TASK, error_format=error_object
-    )
+    summary, types = "Embed texts as vectors, in the format of OpenAI's API", ((EmbeddingsBody,), EmbeddingsResponse)
     return [
-        route,
+        InferenceRoute("/v1/embeddings", read_embeddings, summary, *types, task=embed.TASK, error_format=error_object),
         info("/v1/models", list_models, "All models, in OpenAI's format", error_format=error_object),
         info("/v1/models/{name}", describe_model, "One model, in OpenAI's format", error_format=error_object),
     ]
