@@ -19,28 +19,21 @@ class CostModel:
     after other work a run starts with cold caches, so its fixed cost is up to twice that of a warm-up on an idle machine.
     """
 
-    # Start values. `fixed_s`: an eighth of the lowest measured fixed cost (bench/results/2026-11-22-fixed-run-cost.md). `rate`: half of
-    # fp32 on one core (bench/results/2026-11-23-inference-time.md). The warm-up replaces both; if all its runs have the same work, only
-    # their ratio stays.
-    def __init__(self, flops: Flops, *, fixed_s: float = 1e-4, rate: float = 5e10) -> None:
-        self._work: Callable[[int], float] = cache(lambda length: flops.linear * length + flops.quadratic * length**2)
-        self.fixed_s = fixed_s
-        self.rate = rate
-        self.slowdown = 1.0
-        self.fit([(1, length, self.seconds(1, length)) for length in (8, 128)])
-
-    def seconds(self, rows: int, length: int) -> float:
-        """Returns the predicted seconds of one run."""
-        return self.slowdown * (self.fixed_s + rows * self._work(length) / self.rate)
-
-    def fit(self, runs: Iterable[tuple[int, int, float]]) -> None:
-        """Fits both parameters to the runs of the warm-up by least squares, neither below zero, and discards other measurements.
+    def __init__(self, flops: Flops, runs: Iterable[tuple[int, int, float]]) -> None:
+        """Fits both parameters to the runs of the warm-up by least squares, neither below zero.
 
         It minimizes the relative error, so that short runs, which show the fixed cost, have the same weight as long ones.
 
         Args:
-            runs: `(rows, length, seconds)` of at least one run; without two different amounts of work the proportion stays.
+            flops: The operations of a text by its length.
+            runs: `(rows, length, seconds)` of at least one run. Without two different amounts of work, the ratio of the parameters is that
+                of their start values.
         """
+        self._work: Callable[[int], float] = cache(lambda length: flops.linear * length + flops.quadratic * length**2)
+        # Start values: an eighth of the lowest measured fixed cost (bench/results/2026-11-22-fixed-run-cost.md), and half of the rate in
+        # fp32 on one core (bench/results/2026-11-23-inference-time.md).
+        self.fixed_s, self.rate = 1e-4, 5e10
+        self.slowdown = 1.0
         timed = [(rows * self._work(length), max(seconds, 1e-9)) for rows, length, seconds in runs]  # a coarse clock can measure 0 s
         points = [_sums(work, seconds, 1 / seconds**2) for work, seconds in timed]
         self._runs: _Sums = (0.0,) * 5
@@ -50,6 +43,10 @@ class CostModel:
         self._mean = work / weight, seconds / weight
         self._solve(self._warm_up)
         self._first = self.fixed_s, self.rate
+
+    def seconds(self, rows: int, length: int) -> float:
+        """Returns the predicted seconds of one run."""
+        return self.slowdown * (self.fixed_s + rows * self._work(length) / self.rate)
 
     def observe(self, rows: int, length: int, seconds: float) -> None:
         """Learns from a run of `rows` padded to `length` tokens during service."""

@@ -82,18 +82,17 @@ def load_model(
     with metrics.time_load(path.name, "load"):
         tokenizer, engine = open_bundle(bundle, settings)
         graph = engine.graph
-        cost_model = CostModel(manifest.flops)
         # these are run if the graph has no shape plan; short runs show the fixed cost of a run
         shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in ((1, 8), (1, 32), (1, 128), (4, 32))]
         shapes = shapes if graph.shapes is None else graph.shapes.all_shapes
-        cost_model.fit(engine.time_runs(shapes, repeats=3))
+        cost_model = CostModel(manifest.flops, engine.time_runs(shapes, repeats=3))
         if graph.provider != "cpu":
             # cuDNN builds a plan per thread and shape, which takes up to 0.1 s; CUDA graphs are captured per thread
             scheduler.on_each_thread([partial(engine.warm_up, *shape) for shape in shapes])
         return Model(
             bundle,
             tokenizer=tokenizer,
-            engines=_engines(engine, bundle, graph, settings, cost_model, scheduler.queue.threads_per_run),
+            engines=_engines(engine, bundle, settings, cost_model, scheduler.queue.threads_per_run),
             cost_model=cost_model,
             preparer=preparer,
             scheduler=scheduler,
@@ -177,11 +176,9 @@ def _open_engine(bundle: Bundle, graph: GraphSpec, settings: ModelSettings, thre
     return OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=cache, threads=threads, gpu=gpu)
 
 
-def _engines(
-    engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, settings: ModelSettings, cost_model: CostModel, threads: int
-) -> ModelEngines:
+def _engines(engine: OnnxEngine, bundle: Bundle, settings: ModelSettings, cost_model: CostModel, threads: int) -> ModelEngines:
     """Returns the engines of a model: with a second session, if it is configured and some text would run faster with more threads."""
-    longest = bundle.manifest.tokenizer.max_length
+    graph, longest = engine.graph, bundle.manifest.tokenizer.max_length
     tokens = min_multi_threaded_tokens(cost_model, nodes=graph.validation.nodes, longest=longest)
     if threads == 1 or graph.provider != "cpu" or tokens is None:
         return ModelEngines(engine)

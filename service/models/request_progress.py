@@ -177,8 +177,10 @@ class RequestProgress:
 
     def _items(self, index: int, step: Step) -> list[EncodingItem]:
         """Returns the items of the encodings in an input's step, and counts their tokens."""
+        # a mask counts as one more token, because its projection onto the vocabulary costs about as much
         items = [
-            EncodingItem(encoding.weighted_tokens, encoding, self, index, step, place) for place, encoding in enumerate(step.encodings)
+            EncodingItem(len(encoding.ids) + len(encoding.masks), encoding, self, index, step, place)
+            for place, encoding in enumerate(step.encodings)
         ]
         self.prediction.tokens += sum(item.tokens for item in items)
         return items

@@ -96,11 +96,6 @@ class Encoding:
         """Position of the first token of the text; of a pair, of the second text."""
         return self.starts[-1]
 
-    @property
-    def weighted_tokens(self) -> int:
-        """Its tokens in the queue; a mask counts as one more, because its projection onto the vocabulary costs about as much."""
-        return len(self.ids) + len(self.masks)
-
 
 class Tokenizer:
     """Converts texts to encodings by the manifest's template. It is thread-safe."""

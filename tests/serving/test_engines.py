@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -141,9 +142,16 @@ def test_one_multi_thread_disables_the_second_session(tmp_path: Path, monkeypatc
     assert graph["multi_threaded_run"] == [None, {"threads": 2, "min_tokens": 16}][threads - 1]
 
 
+FLOPS = Flops(linear=2e7, quadratic=9e3)
+
+
+def seconds_of(rows: int, length: int, *, fixed_s: float = 1e-3, rate: float = 1e11) -> float:
+    return fixed_s + rows * (FLOPS.linear * length + FLOPS.quadratic * length**2) / rate
+
+
 def model() -> CostModel:
     """Returns a cost model whose fixed cost is a third of the cost of a short run."""
-    return CostModel(Flops(linear=2_000_000, quadratic=10_000), fixed_s=1e-3, rate=1e10)
+    return CostModel(FLOPS, [(1, length, seconds_of(1, length)) for length in (8, 128)])
 
 
 def test_one_stall_has_little_effect() -> None:
@@ -155,13 +163,13 @@ def test_one_stall_has_little_effect() -> None:
 
 def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
     """If the fixed cost is three times that of the warm-up, the predictions for all shapes adapt."""
-    cost, true = model(), CostModel(Flops(linear=2_000_000, quadratic=10_000), fixed_s=3e-3, rate=1e10)
+    cost, true_s = model(), partial(seconds_of, fixed_s=3e-3)
     for i in range(5000):
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
-        cost.observe(rows, length, true.seconds(rows, length))
+        cost.observe(rows, length, true_s(rows, length))
     for rows, length in ((1, 8), (1, 80), (8, 20)):
-        assert cost.seconds(rows, length) == pytest.approx(true.seconds(rows, length), rel=0.02)
-    assert cost.slowdown * cost.fixed_s == pytest.approx(true.fixed_s, rel=0.05)
+        assert cost.seconds(rows, length) == pytest.approx(true_s(rows, length), rel=0.02)
+    assert cost.slowdown * cost.fixed_s == pytest.approx(3e-3, rel=0.05)
 
 
 @given(st.lists(st.tuples(st.integers(1, 512), st.integers(1, 512), st.floats(min_value=0)), max_size=20), st.integers(1, 1000))
@@ -174,19 +182,14 @@ def test_predictions_stay_finite_for_any_measured_time(runs: list[tuple[int, int
 
 @given(st.floats(1e-6, 1e-1), st.floats(1e6, 1e13))
 def test_the_fit_finds_the_fixed_cost_and_the_rate(fixed_s: float, rate: float) -> None:
-    flops = Flops(linear=2e7, quadratic=9e3)
-    true = CostModel(flops, fixed_s=fixed_s, rate=rate)
-    model = CostModel(flops)
-    model.fit([(rows, length, true.seconds(rows, length)) for rows, length in ((1, 8), (1, 32), (1, 128))])
-
+    true_s = partial(seconds_of, fixed_s=fixed_s, rate=rate)
+    cost = CostModel(FLOPS, [(1, length, true_s(1, length)) for length in (8, 32, 128)])
     for rows, length in ((1, 8), (1, 512), (32, 128)):
-        assert model.seconds(rows, length) == pytest.approx(true.seconds(rows, length), rel=1e-3)
+        assert cost.seconds(rows, length) == pytest.approx(true_s(rows, length), rel=1e-3)
 
 
 @pytest.mark.parametrize("seconds", [(3e-3, 2e-3, 1e-3), (1e-3, 1e-3, 1e-3), (1e-9, 1e-3, 1.0), (0.0, 0.0, 0.0)])
 def test_noisy_timings_give_a_plausible_cost(seconds: tuple[float, ...]) -> None:
-    cost = CostModel(Flops(linear=2e7, quadratic=9e3))
-    cost.fit(zip((1, 1, 1), (8, 32, 128), seconds, strict=True))
-
+    cost = CostModel(FLOPS, zip((1, 1, 1), (8, 32, 128), seconds, strict=True))
     assert cost.fixed_s >= 0
     assert 0 < cost.seconds(1, 8) <= cost.seconds(1, 128) <= cost.seconds(2, 128)

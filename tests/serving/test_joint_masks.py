@@ -39,7 +39,7 @@ class Runs:
 
         def execute(step: Step) -> list[Any]:
             nonlocal tokens
-            tokens += sum(encoding.weighted_tokens for encoding in step.encodings)
+            tokens += sum(len(encoding) + len(encoding.masks) for encoding in step.encodings)
             self.stages.append(len(step.encodings))
             return [self.of(encoding) for encoding in step.encodings]
 

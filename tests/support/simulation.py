@@ -30,8 +30,7 @@ RECORDED_S = {
 _LENGTHS = list(RECORDED_S)
 
 
-_COST = CostModel(Flops(linear=21233664, quadratic=9216))
-_COST.fit([(1, length, seconds) for length, seconds in RECORDED_S.items()])
+_COST = CostModel(Flops(linear=21233664, quadratic=9216), [(1, length, seconds) for length, seconds in RECORDED_S.items()])
 predicted_s = _COST.seconds
 
 TIMEOUT_S = 5.0
