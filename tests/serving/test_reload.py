@@ -243,7 +243,7 @@ async def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog
 
 
 @pytest.mark.parametrize("error", [MemoryError("swordfish"), RuntimeError("can't start new thread")])
-async def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
+async def test_a_failed_bundle_does_not_affect_others_in_a_refresh_or_start(
     models: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     load = loading.load_model
@@ -267,6 +267,7 @@ async def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     assert str(error) not in caplog.text
     with pytest.raises(InvalidValueError, match=type(error).__name__):
         await state.reloader.load("first")
+    assert list(state_of(models, default={"classify": "tiny"}, skip_broken=True).registry.broken) == ["first"]
 
 
 @pytest.mark.parametrize("what", ["twins", "not a name"])
