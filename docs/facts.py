@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from bertserve.bench import cli as bench_cli
 from bertserve.export import calibrate_cli, cli, verify_cli
 from bertserve.service.api.application import Application, create_fastapi
-from bertserve.service.api.openapi import openapi as describe_routes
+from bertserve.service.api.openapi import describe_routes
 from bertserve.service.api.routing import GuardedRoute
 from bertserve.service.body import json_text
 from bertserve.service.build import build

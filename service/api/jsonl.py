@@ -1,7 +1,7 @@
 """JSON Lines: each line of the body is a request. The answers are sent in the order of the lines, each as soon as it is ready.
 
-A line is in progress until its answer is sent. Lines in progress are limited by number and bytes. At the limit, nothing more is read from
-the connection, so that TCP slows the sender down. A client that does not read costs the memory of their answers.
+A line is in progress until its answer is sent. The lines in progress have limits of their number and bytes. At the limit, nothing more is
+read from the connection, so that TCP slows the sender down. A client that reads no answers costs the memory of those to these lines.
 """
 
 import asyncio

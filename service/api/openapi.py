@@ -80,7 +80,7 @@ def docs_routes(described: Sequence[GuardedRoute], root_path: str, *, requires_k
         swagger_favicon_url=f"{_STATIC}/{_ICON}",
         swagger_ui_parameters={"docExpansion": "none"},
     )
-    content = cache(lambda: to_json(openapi(described, root_path, requires_key=requires_key)))
+    content = cache(lambda: to_json(describe_routes(described, root_path, requires_key=requires_key)))
 
     async def document() -> Response:
         return Response(await asyncio.to_thread(content), media_type="application/json")
@@ -96,7 +96,7 @@ def docs_routes(described: Sequence[GuardedRoute], root_path: str, *, requires_k
     ]
 
 
-def openapi(described: Sequence[GuardedRoute], root_path: str = "", *, requires_key: bool = False) -> dict[str, Any]:
+def describe_routes(described: Sequence[GuardedRoute], root_path: str = "", *, requires_key: bool = False) -> dict[str, Any]:
     """Returns the OpenAPI document about routes."""
     document = get_openapi(
         title="bertserve",

@@ -92,7 +92,7 @@ class RouteTable:
         guarded = [route for route in routes if isinstance(route, GuardedRoute)]
         self._probes = [route for route in guarded if route.access in (Access.PROBE, Access.METRICS)]
         self._fixed = {(method, route.path): route for route in guarded if "{" not in route.path for method in route.methods}
-        # fixed paths come last, because only requests with a wrong method are compared with them
+        # fixed paths come last: `_fixed` finds them, unless the method is wrong
         self._routes = sorted(guarded, key=lambda route: "{" not in route.path)
 
     def match(self, scope: Scope) -> GuardedRoute:

@@ -1,4 +1,4 @@
-"""Limits the time to parse JSON, because that runs on the event loop, and writes results as JSON. Depends neither on tasks nor on HTTP.
+"""JSON: limits on documents, which are parsed on the event loop, and results as JSON. It depends neither on tasks nor on HTTP.
 
 A vector stays a numpy array until here: orjson writes it without creating a Python float per number.
 """
@@ -12,12 +12,11 @@ from bertserve.service.errors import TooLargeError
 
 # Limits of a body outside of its strings. 16,384 texts or pairs, and 256 texts of 512 token ids, are below them.
 JSON_LIMITS = ((b"[{", 2**16, "lists and objects"), (b":", 2**16, "keys"), (b",", 2**18, "values"), (b"0123456789", 5 * 2**18, "digits"))
-
-MIN_CHECKED_BYTES = 2**16
+MIN_CHECKED_BYTES = min(limit for _, limit, _ in JSON_LIMITS)  # a shorter body is below all limits
 
 
 def check_size(raw: bytes) -> None:
-    """Checks a JSON document of at least `MIN_CHECKED_BYTES`; a shorter one is below all limits.
+    """Checks a JSON document, which can be invalid, before it is parsed.
 
     Raises:
         TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
