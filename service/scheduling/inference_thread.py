@@ -14,17 +14,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bertserve.scheduler")
 
-# A run counts as hung after this many seconds, because it may read weights from a disk, and this many times its predicted seconds, which
-# adapt to the speed of the machine.
-MIN_HANG_S, HANG_FACTOR = 5, 20
-
 
 class InferenceThread(threading.Thread):
     """An inference thread.
 
     Attributes:
         batch: Its batch, which the scheduler sets under its lock; None while it waits, and after its run has hung.
-        run_start: Start of the run in seconds of `Scheduler.second`; infinite while the thread waits or decodes.
         setup_calls: Functions that set up what libraries keep per thread; it calls one between two batches.
     """
 
@@ -33,8 +28,9 @@ class InferenceThread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._scheduler = scheduler
         self.batch: Batch | None = None
-        self.run_start = inf
         self.setup_calls: list[Callable[[], object]] = []
+        self._second = 0  # calls of `count_second`
+        self._run_start = inf  # start of the run in these seconds; infinite while the thread waits or decodes
 
     def run(self) -> None:
         """Runs batches until the scheduler stops or a run hangs. While it waits, it has no reference to a batch."""
@@ -52,11 +48,11 @@ class InferenceThread(threading.Thread):
             logger.critical("an inference thread died of %s. This is a bug; the service must be restarted", type(error).__name__)
             self._scheduler.abort("an inference thread died, and the service must be restarted")
 
-    def hung_batch(self, second: int) -> Batch | None:
-        """Returns its batch if the run hangs at this second."""
-        if self.batch and self.is_alive() and second - self.run_start >= max(MIN_HANG_S, HANG_FACTOR * self.batch.predicted_s):
-            return self.batch
-        return None
+    def count_second(self) -> float:
+        """Counts a second; returns how many its run has taken before, or a negative number if it has none."""
+        run_s = self._second - self._run_start
+        self._second += 1
+        return run_s
 
     def _make_setup_call(self) -> None:
         try:
@@ -71,9 +67,9 @@ class InferenceThread(threading.Thread):
         """Runs the items of a batch, and delivers the results. If a run fails, its halves run again, so that one item fails."""
         scheduler, runner = self._scheduler, items[0].request.runner
         try:
-            self.run_start = scheduler.second
+            self._run_start = self._second
             results = runner.run(items, multi_threaded=multi_threaded)
-            self.run_start = inf  # decoding does not count: each request limits its own, and a batch can end many requests
+            self._run_start = inf  # decoding does not count: each request limits its own, and a batch can end many requests
             if len(results) != len(items):
                 raise EngineError(
                     "the graph returned {rows} rows for {inputs} inputs. This is a bug.", rows=len(results), inputs=len(items)
@@ -81,13 +77,13 @@ class InferenceThread(threading.Thread):
         except DeviceLostError:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary of a run: no error of a run may end the inference thread
-            self.run_start = inf
+            self._run_start = inf
             if len(items) == 1:
                 scheduler.end(items[0].request, error_for_caller(error))
                 return
             half = (len(items) + 1) // 2
             for part in (items[:half], items[half:]):
-                if open_items := [item for item in part if item.request in scheduler.queue.requests]:
+                if open_items := [item for item in part if item.request.unfinished]:
                     self._execute(open_items)
             return
         for item, result in zip(items, results, strict=True):

@@ -39,7 +39,7 @@ class ScheduledRequest:
         held_tokens: Tokens that it holds of the queue until it ends: of all its items, and a reserve for later ones and decoding.
         priority: Virtual start time of its next item; the queue changes it.
         waiting: The items that have not started.
-        unfinished: Number of items without a result.
+        unfinished: Number of items without a result; 0 after its end.
         results: One per item, in order.
         is_long: Whether its items up to now, before the last one, take long.
         future: Resolved when it ends.

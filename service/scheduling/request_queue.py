@@ -149,7 +149,7 @@ class RequestQueue:
     def finish(self, item: Item, result: object) -> bool:
         """Records a result; returns whether it was the last one of an open request, which must then get its next items or be closed."""
         request = item.request
-        if request not in self.requests:
+        if not request.unfinished:  # it has ended
             return False
         request.results[item.index] = result
         request.unfinished -= 1
@@ -161,7 +161,7 @@ class RequestQueue:
             return False
         self.requests.remove(request)
         self.held_tokens -= request.held_tokens
-        request.results = []
+        request.results, request.unfinished = [], 0
         for item in list(request.waiting):
             self._remove(item)
         return True

@@ -21,6 +21,10 @@ logger = logging.getLogger("bertserve.scheduler")
 
 POLL_INTERVAL_S = 0.02
 
+# A run counts as hung after this many seconds, because it may read weights from a disk, and this many times its predicted seconds, which
+# adapt to the speed of the machine.
+MIN_HANG_S, HANG_FACTOR = 5, 20
+
 EXPIRED = "the request's deadline passed while it waited; send less at once, or raise `x-request-timeout-ms` or the body's `timeout`."
 
 
@@ -42,7 +46,6 @@ class Scheduler:
     Attributes:
         queue: Its queue; only the scheduler changes it.
         clock: Returns monotonic seconds.
-        second: Number of calls of `check_hung_runs`, which counts the seconds of runs that hang.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
 
@@ -56,7 +59,6 @@ class Scheduler:
         self._wakeup = threading.Condition(self._lock)
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads = [InferenceThread(self, f"inference-{i}") for i in range(queue.threads)]  # without those that hang
-        self.second = 0
         self._hangs = 0
         self._on_hang = on_hang
         self._state = State.NEW
@@ -245,9 +247,9 @@ class Scheduler:
         """Replaces the threads whose run hangs. It counts its calls, one per second, because a clock also runs during a suspension."""
         with self._lock:  # a run that ends meanwhile is either answered or replaced
             for thread in list(self._threads):
-                if batch := thread.hung_batch(self.second):
-                    self._replace_hung(thread, batch, self.second - thread.run_start)
-            self.second += 1
+                run_s, batch = thread.count_second(), thread.batch
+                if batch and thread.is_alive() and run_s >= max(MIN_HANG_S, HANG_FACTOR * batch.predicted_s):
+                    self._replace_hung(thread, batch, run_s)
 
     def _replace_hung(self, thread: InferenceThread, batch: Batch, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. After as many hangs as threads, nothing can run."""
