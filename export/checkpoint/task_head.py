@@ -4,6 +4,7 @@
 hooks, so the model's own code runs unchanged, in PyTorch and in both tracers. `export/tasks` has the requirements of each task.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from bertserve.export.errors import ExportError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
+from bertserve.service.tasks import multiple_choice
 
 OTHER_HEADS: dict[str, dict[Task, Any]] = {
     # the architecture's name, or its end from "For" -> the tasks of its heads, the default one first, and the classes that load them
@@ -108,8 +110,9 @@ def read_activation(config: Any, setting: str | None = None) -> Activation:
 
 def adapt_head(model: PreTrainedModel, task: Task) -> None:
     """Adapts a loaded model to the inputs and outputs of its task's graphs; most models need no change."""
-    EXPORT_TASKS[task].adapt_model(model)
-    if isinstance(model, transformers.AlbertForPreTraining):
+    if task == multiple_choice.TASK:
+        _take_choices_as_rows(model)
+    elif isinstance(model, transformers.AlbertForPreTraining):
         _return_sentence_order_logits(model)
     elif isinstance(model, transformers.ElectraForPreTraining):
         model.register_forward_hook(_add_original_logit)
@@ -161,6 +164,29 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
             if is_named or is_mapped:
                 return {task.name: auto_class_of(task)}
     return {}
+
+
+def _take_choices_as_rows(model: PreTrainedModel) -> None:
+    """Makes a model take [rows, length], with one choice per row, and return `logits` [rows, 1].
+
+    The model's own code reads [rows, choices, length] and reshapes the choices into rows, which a graph does not need. So the encoder gets
+    the original inputs, and the reshaped ones are not used.
+    """
+    encoder = model.base_model
+    names = list(inspect.signature(encoder.forward).parameters)
+    original_inputs: dict[str, torch.Tensor] = {}
+
+    def add_axis(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        original_inputs.update(inputs)
+        return args, {name: value[:, None] for name, value in inputs.items()}
+
+    def restore_inputs(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments = {**dict(zip(names, args, strict=False)), **inputs, **original_inputs}
+        original_inputs.clear()
+        return (), arguments
+
+    model.register_forward_pre_hook(add_axis, with_kwargs=True)
+    encoder.register_forward_pre_hook(restore_inputs, with_kwargs=True)
 
 
 def _return_sentence_order_logits(model: Any) -> None:

@@ -1,7 +1,7 @@
 """ExportTask: all the exporter's facts about a task. Loading, samples, validation, stored examples and `verify --data` depend on it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from bertserve.export.errors import UsageError
 from bertserve.export.input_fields import JsonObject
@@ -12,9 +12,6 @@ from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, ModelConfig, TokenizerSpec
 from bertserve.service.messages import plural
 from bertserve.service.tasks.task_spec import TaskSpec
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 TextT = TypeVar("TextT")
 # a text, a pair, or two lists of equal length for an input with several pairs; and options of the Hugging Face tokenizer
@@ -62,9 +59,6 @@ class ExportTask:
     def fills_masks(self) -> bool:
         """Whether its graph has an output per mask, so that its models need a mask token."""
         return any(output.kind == "per_mask" for output in self.outputs)
-
-    def adapt_model(self, model: "PreTrainedModel") -> None:
-        """Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; most models do so already."""
 
     def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> Any:
         """Returns an input around a text, of one window if the model is long enough."""

@@ -1,10 +1,9 @@
 """Multiple choice: the best continuation of a text among several. Each choice is a separate row."""
 
-import inspect
 import json
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertserve.export.input_fields import JsonObject, read_input
 from bertserve.export.int8_texts import SplitTexts
@@ -14,10 +13,6 @@ from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TE
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
 from bertserve.service.tasks.multiple_choice import SPEC, MultipleChoiceInput
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
 
 
 class _MultipleChoice(ExportTask):
@@ -37,28 +32,6 @@ class _MultipleChoice(ExportTask):
 
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return result[0]["index"]
-
-    def adapt_model(self, model: "PreTrainedModel") -> None:
-        """Makes a model take [rows, length], with one choice per row, and return `logits` [rows, 1].
-
-        The model's own code reads [rows, choices, length] and reshapes the choices into rows, which a graph does not need. So the encoder
-        gets the original inputs, and the reshaped ones are not used.
-        """
-        encoder = model.base_model
-        names = list(inspect.signature(encoder.forward).parameters)
-        original_inputs: dict[str, torch.Tensor] = {}
-
-        def add_axis(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            original_inputs.update(inputs)
-            return args, {name: value[:, None] for name, value in inputs.items()}
-
-        def restore_inputs(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            arguments = {**dict(zip(names, args, strict=False)), **inputs, **original_inputs}
-            original_inputs.clear()
-            return (), arguments
-
-        model.register_forward_pre_hook(add_axis, with_kwargs=True)
-        encoder.register_forward_pre_hook(restore_inputs, with_kwargs=True)
 
     def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         choices = tuple(SAMPLE_TEXTS[:4])
