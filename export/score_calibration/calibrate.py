@@ -11,7 +11,7 @@ from bertserve.export.errors import ExportError, UsageError, log
 from bertserve.export.flags import Aim
 from bertserve.export.model_card import bundle_texts, describe_calibration, read_quote
 from bertserve.export.score_calibration.fitting import SEED, fit, measure_quality
-from bertserve.export.score_calibration.scores import IDENTITY, Outcomes, collect, method_of
+from bertserve.export.score_calibration.scores import RAW, Outcomes, collect, method_of
 from bertserve.export.score_calibration.thresholds import check_aims, choose_threshold
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import open_graph
@@ -78,7 +78,7 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph_name: str, aims: Sequ
         ExportError: The calibration is worse than raw scores, or no threshold reaches an aim.
     """
     for part in (fitted, tested):
-        correct = part.predictions(IDENTITY).correct
+        correct = part.predictions(RAW).correct
         if correct.all() or not correct.any():
             raise UsageError(
                 f"{graph_name} predicts {'all' if correct.any() else 'none'} of the examples correctly, so its scores cannot be "
@@ -86,7 +86,7 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph_name: str, aims: Sequ
             )
     parameters = fit(fitted)
     predictions = tested.predictions(parameters)
-    before, after = measure_quality(tested.predictions(IDENTITY)), measure_quality(predictions)
+    before, after = measure_quality(tested.predictions(RAW)), measure_quality(predictions)
     if after.log_loss.value > before.log_loss.value:
         raise ExportError(
             f"the calibration of {graph_name} makes the log loss worse: {before.log_loss.value:.4f} becomes {after.log_loss.value:.4f} on "
@@ -102,9 +102,9 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph_name: str, aims: Sequ
         scores = scores.reshape(predictions.count, -1).max(axis=1)
     return Calibration(
         method=tested.method,
-        scale=parameters[0],
-        bias=parameters[1],
-        fitted=fitted.predictions(IDENTITY).count,
+        scale=parameters.scale,
+        bias=parameters.bias,
+        fitted=fitted.predictions(RAW).count,
         tested=predictions.count,
         data_sha256=data_sha256,
         before=before,

@@ -23,13 +23,13 @@ def fit(outcomes: Outcomes) -> Parameters:
     """Returns the parameters with the lowest log loss: one scale for everything, or a scale and a bias per label with enough examples."""
     common = _fit(outcomes, None, MAX_LOG_SCALE)
     if not isinstance(outcomes, Scores) or outcomes.method == "temperature" or len(outcomes.scores) < MIN_FOR_MORE:
-        return (common[0],), (0.0,)
+        return Parameters((common[0],))
     lines = []  # logistic regressions (Platt, 1999)
     for label, correct in zip(outcomes.labels, outcomes.correct.sum(axis=0).tolist(), strict=True):
         enough = MIN_OF_A_KIND <= correct <= len(outcomes.correct) - MIN_OF_A_KIND
         lines.append(_fit(outcomes, [label], MAX_LOG_SCALE, MAX_BIAS) if enough else common)
     scale, bias = zip(*lines, strict=True)
-    return scale, bias
+    return Parameters(scale, bias)
 
 
 def _fit(outcomes: Outcomes, labels: Sequence[str] | None, *limits: float) -> tuple[float, float]:
@@ -41,7 +41,7 @@ def _fit(outcomes: Outcomes, labels: Sequence[str] | None, *limits: float) -> tu
 
     def loss(values: Values) -> float:
         scale, bias = math.exp(values[0]), [*values, 0.0][1]
-        return float(outcomes.predictions(((scale,), (bias,)), labels).losses.sum())
+        return float(outcomes.predictions(Parameters((scale,), (bias,)), labels).losses.sum())
 
     zeros = np.zeros(len(limits))
     best = optimize.minimize(loss, zeros, method="Powell", bounds=[(-limit, limit) for limit in limits])

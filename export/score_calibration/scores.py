@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.export.errors import UsageError
 from bertserve.export.progress import track
-from bertserve.export.tasks.evaluation import exact_match, widen_to_words
+from bertserve.export.tasks.evaluation import Span, exact_match, widen_to_words
 from bertserve.export.validation.labeled_data import LabeledRow
 from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.calibration import Method
@@ -19,13 +19,21 @@ from bertserve.service.errors import BertServeError
 from bertserve.service.tasks import classify, question_answering, token_classification
 from bertserve.service.tasks.decoding import Floats, Link, activate, apply_calibration
 
-Parameters = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias
-IDENTITY: Parameters = ((1.0,), (0.0,))
 # the smallest distance of a score from 0 or 1 in a log loss; float32 has no larger number below 1
 CLOSEST = float(np.finfo(np.float32).epsneg)
 
 Values = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
+
+
+class Parameters(NamedTuple):
+    """Scales and biases of scores, one for all labels or one for each; by default, scores stay raw."""
+
+    scale: tuple[float, ...] = (1.0,)
+    bias: tuple[float, ...] = (0.0,)
+
+
+RAW = Parameters()
 
 
 @dataclass(frozen=True)
@@ -90,34 +98,38 @@ class Scores:
         return Predictions(chosen, correct, losses, examples, np.array(self.labels)[columns].ravel(), len(scores))
 
 
+class TaggedText(NamedTuple):
+    """The outputs of a text's windows, its correct spans, and the words that these consist of."""
+
+    input: Any
+    rows: Sequence[Outputs]
+    spans: set[Span]
+    words: Sequence[tuple[int, int]]
+
+
 @dataclass(frozen=True)
 class EntityLogits:
-    """The logits of tokens, from which each scale makes other scores of entities.
-
-    Attributes:
-        served: The graph.
-        texts: The input of each text, the outputs of its windows, its correct spans, and the words that these consist of.
-    """
+    """The logits of tokens, from which each scale makes other scores of entities."""
 
     served: ServedGraph
-    texts: Sequence[tuple[Any, Sequence[Outputs], set[Any], Any]]
+    texts: Sequence[TaggedText]
     method: Method = "tags"
     labels: tuple[str, ...] = ()
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
         """Returns the entities of all texts, or those with some labels."""
-        [scale], _ = parameters
+        [scale] = parameters.scale
         entities, missed = list[tuple[float, bool, int, str]](), 0
-        for example, (input_, rows, expected, words) in enumerate(self.texts):
-            scaled = [{name: values * np.float32(scale) for name, values in row.items()} for row in rows]
+        for example, text in enumerate(self.texts):
+            scaled = [{name: values * np.float32(scale) for name, values in row.items()} for row in text.rows]
             spans = set()
-            for entity in self.served.decode(input_, scaled):
+            for entity in self.served.decode(text.input, scaled):
                 label = entity["entity_group"]
-                [span] = widen_to_words([(entity["start"], entity["end"], label)], words)
+                [span] = widen_to_words([(entity["start"], entity["end"], label)], text.words)
                 if labels is None or label in labels:
-                    entities.append((entity["score"], span in expected and span not in spans, example, label))
+                    entities.append((entity["score"], span in text.spans and span not in spans, example, label))
                 spans.add(span)
-            missed += sum(labels is None or label in labels for *_, label in expected - spans)
+            missed += sum(labels is None or label in labels for *_, label in text.spans - spans)
         columns = list(zip(*entities, strict=True)) or [()] * 4
         scores, correct, examples, names = map(np.array, columns, ("f8", "?", "i8", "U"))
         return Predictions(scores, correct, log_losses(scores, correct), examples, names, len(self.texts), missed)
@@ -187,14 +199,14 @@ def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
     return (best["score"], no_answer_score), (exact_match(best["answer"], correct) == 1, not correct)
 
 
-def _read_entities(served: ServedGraph, example: LabeledRow) -> tuple[Any, ...]:
-    return example.row.input, served.predict(example.row.input).rows, *example.gold
+def _read_entities(served: ServedGraph, example: LabeledRow) -> TaggedText:
+    return TaggedText(example.row.input, served.predict(example.row.input).rows, *example.gold)
 
 
 _LABEL_VALUES: dict[str, Any] = {"decide": [False], "top_k": [None], "function_to_apply": [None]}
 # the function from logits to scores; `none` for the logits of tags
 LINKS: dict[Method, Link] = {"temperature": "softmax", "per-label": "sigmoid", "tags": "none", "answers": "power"}
-# runs a graph on a row; returns scores and which of them are correct, or for tags an item of `EntityLogits.texts`
+# runs a graph on a row; returns scores and which of them are correct, or for tags a `TaggedText`
 _READERS: dict[Method, Callable[[ServedGraph, LabeledRow], tuple[Any, ...]]] = {
     "temperature": _read_labels,
     "per-label": _read_labels,

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from sklearn import metrics
 
 from bertserve.export.score_calibration.fitting import fit, measure_quality
-from bertserve.export.score_calibration.scores import IDENTITY, Predictions, Scores, log_losses
+from bertserve.export.score_calibration.scores import RAW, Predictions, Scores, log_losses
 from bertserve.service.tasks.decoding import activate, apply_calibration
 
 
@@ -33,7 +33,7 @@ def sigmoid_labels(rng: np.random.Generator, count: int, scale: NDArray[np.float
 def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature: float, labels: int) -> None:
     parameters = fit(softmax_labels(rng, 4000, temperature, labels))
     tested = softmax_labels(rng, 4000, temperature, labels)
-    before, after = (measure_quality(tested.predictions(values)) for values in (IDENTITY, parameters))
+    before, after = (measure_quality(tested.predictions(values)) for values in (RAW, parameters))
 
     assert 1 / parameters[0][0] == pytest.approx(temperature, rel=0.1)
     assert after.log_loss.value < before.log_loss.value
@@ -44,7 +44,7 @@ def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature:
 
 def test_calibrated_scores_stay_unchanged(rng: np.random.Generator) -> None:
     """Otherwise noise would change them, and a half of all calibrations would be refused as worse."""
-    assert sum(fit(softmax_labels(rng, 300, 1.0)) == IDENTITY for _ in range(10)) >= 8
+    assert sum(fit(softmax_labels(rng, 300, 1.0)) == RAW for _ in range(10)) >= 8
 
 
 def test_each_label_has_its_own_scale_and_bias_if_there_are_enough_examples(rng: np.random.Generator) -> None:
