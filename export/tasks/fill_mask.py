@@ -13,7 +13,7 @@ from bertserve.export.tasks.sample_texts import RESERVED_TOKENS, SAMPLE_TEXTS, h
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import ModelConfig, TokenizerSpec
 from bertserve.service.messages import plural
-from bertserve.service.tasks.fill_mask import SPEC, FillMaskInput
+from bertserve.service.tasks.fill_mask import SPEC, FillMaskInput, FillMaskParameters
 
 
 def _mask(tokenizer_spec: TokenizerSpec) -> str:
@@ -34,7 +34,7 @@ class _FillMask(ExportTask):
     metric_names = (TOP_1,)
 
     def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> FillMaskInput:
-        return FillMaskInput(f"{_mask(tokenizer_spec)} {text}")
+        return FillMaskInput(f"{_mask(tokenizer_spec)} {text}", FillMaskParameters())
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": f"The king of {_mask(tokenizer_spec)} died in 1066.", "parameters": {"top_k": 1}}
@@ -44,13 +44,14 @@ class _FillMask(ExportTask):
         # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
         short_texts = [text[: tokenizer_spec.max_length - RESERVED_TOKENS] for text in SAMPLE_TEXTS]
         sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short_texts]
-        return [*(FillMaskInput(f"{a} {mask} {b}") for a, b in sides), FillMaskInput(f"A {mask} film with a {mask} cast.")]
+        texts = [*(f"{a} {mask} {b}" for a, b in sides), f"A {mask} film with a {mask} cast."]
+        return [FillMaskInput(text, FillMaskParameters()) for text in texts]
 
     def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns an input for each text, with a mask instead of the word in its middle."""
         mask = _mask(tokenizer_spec)
         sides = [halves(text) for text in (*(line[: tokenizer_spec.max_length - RESERVED_TOKENS] for line in texts.lines), *texts.passages)]
-        return [FillMaskInput(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
+        return [FillMaskInput(f"{start} {mask} {end.partition(' ')[2]}", FillMaskParameters()) for start, end in sides]
 
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return [candidates[0]["token"] for candidates in _candidates(result)]

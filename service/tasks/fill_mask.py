@@ -6,7 +6,7 @@ the mask is the only special token that a text can contain, because other spelli
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar
 
@@ -22,7 +22,7 @@ from bertserve.service.errors import InvalidParameterError, InvalidValueError
 from bertserve.service.tasks.cost import TEXT_CHARS, candidates_cost
 from bertserve.service.tasks.decoding import activate, best_tokens
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, build_slots, fill_jointly
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -54,26 +54,15 @@ class FillMaskParameters(ClosedModel):
 
 
 @dataclass(slots=True)
-class FillMaskInput:
-    """One text with masks.
+class FillMaskInput(TextInput[FillMaskParameters]):
+    """A text with masks. Its `other_chars` are its part of the characters of the targets.
 
     Attributes:
-        text: The text.
-        parameters: The parameters of the request.
         resolve_targets: Returns the result of `target_ids`, or with `joint` of `target_slots`; None if any token can fill a mask. All
             texts of a body share it, so that the targets are tokenized once.
-        target_chars: This text's part of the characters of the targets.
     """
 
-    text: str
-    parameters: FillMaskParameters = field(default_factory=FillMaskParameters)
     resolve_targets: Callable[[Tokenizer], tuple[Any, tuple[str, ...]]] | None = None
-    target_chars: int = 0
-
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize."""
-        return len(self.text) + self.target_chars
 
 
 def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
@@ -90,9 +79,9 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     assert mask is not None, "every manifest of a fill-mask model has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
     _check_masks(len(masks), mask.token, input_.text)
+    targets, warnings = (None, ()) if input_.resolve_targets is None else input_.resolve_targets(tokenizer)
     if input_.parameters.joint:
-        return (yield from fill_jointly(input_, ids, masks, tokenizer))
-    allowed_ids, warnings = (None, ()) if input_.resolve_targets is None else input_.resolve_targets(tokenizer)
+        return (yield from fill_jointly(input_, ids, masks, targets, tokenizer, warnings))
 
     def keep(_: int, row: Outputs) -> Outputs:
         if TOP_TOKENS_OUTPUT in row:
@@ -103,13 +92,13 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
         best, scores = [], []
         for logits in row["logits"]:  # one by one, because the scores of a whole vocabulary are large
             all_scores = activate(logits, "softmax")
-            best.append(best_tokens(all_scores, input_.parameters.top_k, allowed_ids))
+            best.append(best_tokens(all_scores, input_.parameters.top_k, targets))
             scores.append(all_scores[best[-1]])
         return {"tokens": np.stack(best), "scores": np.stack(scores)}
 
-    candidates = len(masks) * min(input_.parameters.top_k, tokenizer.vocabulary_size if allowed_ids is None else len(allowed_ids))
+    candidates = len(masks) * min(input_.parameters.top_k, tokenizer.vocabulary_size if targets is None else len(targets))
     cost = candidates_cost(input_.text, len(ids), candidates)
-    small_outputs = allowed_ids is None and input_.parameters.top_k <= TOP_TOKENS
+    small_outputs = targets is None and input_.parameters.top_k <= TOP_TOKENS
     rows = yield Step(_windows(ids, masks, tokenizer), cost, keep, small_outputs, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     if len(masks) == 1:
@@ -221,7 +210,7 @@ class FillMaskBody(TaskBody):
         chars = sum(len(target) + TEXT_CHARS for target in parameters.targets) // len(self.items)
         if parameters.joint:  # targets of different lengths need several texts, whose number is known only after tokenizing
             chars += MAX_PATTERNS * TEXT_CHARS
-        return [FillMaskInput(text, parameters, resolve_targets, chars) for text in self.items]
+        return [FillMaskInput(text, parameters, other_chars=chars, resolve_targets=resolve_targets) for text in self.items]
 
 
 class MaskCandidate(BaseModel):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,8 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import Cost, candidates_cost
 from bertserve.service.tasks.decoding import best_tokens
-from bertserve.service.tasks.step import Step, TaskGenerator
+from bertserve.service.tasks.step import Step, TaskGenerator, TextInput
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-
-if TYPE_CHECKING:
-    from bertserve.service.tasks.fill_mask import FillMaskInput
 
 DEFAULT_BEAM = 8  # fillings that are kept after each mask; each one is a run for the next mask
 # Maximum masks of a text, including those for targets of several tokens: the run for each mask follows the run for the one before.
@@ -95,15 +92,24 @@ class Pattern:
         return None if slot.next_tokens is None else slot.next_tokens[part]
 
 
-def fill_jointly(input_: "FillMaskInput", ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
-    """Returns the best fillings of all masks of a text together, by falling score; `masks` are their positions in `ids`, at least one.
+def fill_jointly(
+    input_: TextInput[Any], ids: list[int], masks: list[int], slots: Sequence[Slot] | None, tokenizer: Tokenizer, warnings: tuple[str, ...]
+) -> TaskGenerator:
+    """Returns the best fillings of all masks of a text together, by falling score.
+
+    Args:
+        input_: The input, with `FillMaskParameters`.
+        ids: The token ids of its text.
+        masks: The positions of the masks in them, at least one.
+        slots: The slots of each mask; None if any token of the vocabulary fills it.
+        tokenizer: The tokenizer.
+        warnings: Warnings for the caller.
 
     Raises:
         InvalidValueError: There are too many masks or texts, or the masks of a text do not fit the model's length.
     """
     beam, top_k = input_.parameters.beam or DEFAULT_BEAM, input_.parameters.top_k
-    # without targets, any token of the vocabulary fills a mask
-    slots, warnings = ([Slot(1, tokenizer.vocabulary_size)], ()) if input_.resolve_targets is None else input_.resolve_targets(tokenizer)
+    slots = slots or [Slot(1, tokenizer.vocabulary_size)]
     if len(slots) ** len(masks) > MAX_PATTERNS:
         raise InvalidValueError(
             "{masks_count} masks with targets of {slots_count} different numbers of tokens need {texts} texts "

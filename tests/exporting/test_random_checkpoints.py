@@ -184,7 +184,8 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         return [(embed.embed_inputs([text], embed.EmbedParameters(), manifest)[0], user.windows(text))]
     if case.task == "fill-mask":
         mask = user.tokenizer.mask_token
-        return [(fill_mask.FillMaskInput(f"{mask} {text[:20]} {mask}"), user.windows(f"{mask} {text[:20]} {mask}"))]
+        masked = f"{mask} {text[:20]} {mask}"
+        return [(fill_mask.FillMaskInput(masked, fill_mask.FillMaskParameters()), user.windows(masked))]
     if case.task == "multiple-choice":
         return [(multiple_choice.MultipleChoiceInput(text, (other, text)), user.windows([text, text], [other, text]))]
     if case.task == "token-classification":

@@ -79,7 +79,7 @@ def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[s
         joint=True, beam=beam, top_k=top_k, targets=None if targets is None else list(targets)
     )
     shared = None if targets is None else partial(fill_mask.target_slots, targets)
-    search = partial(generator_of, fill_mask, fill_mask.FillMaskInput(text, parameters, shared), runs.tokenizer)
+    search = partial(generator_of, fill_mask, fill_mask.FillMaskInput(text, parameters, resolve_targets=shared), runs.tokenizer)
     assert next(search()).encodings == []
     return search
 

@@ -133,7 +133,8 @@ def test_special_tokens_in_the_inputs_of_a_task_stay_text(new_tokenizer: Callabl
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelling}"], hypothesis_template=f"{spelling} {{}}")
     hypothesis = encode(zero_shot, TextInput(f"good {spelling}", parameters), tokenizer).encodings[0]
     pair = encode(classify, classify_input(f"good {spelling}", f"{spelling} bad"), tokenizer).encodings[0]
-    text = encode(fill_mask, fill_mask.FillMaskInput(f"{spelling} {plain.spec.mask and plain.spec.mask.token}"), plain).encodings[0]
+    masked = fill_mask.FillMaskInput(f"{spelling} {plain.spec.mask and plain.spec.mask.token}", fill_mask.FillMaskParameters())
+    text = encode(fill_mask, masked, plain).encodings[0]
 
     for encoding, seps in ((passage, 2), (hypothesis, 2), (pair, 2), (text, 1)):
         assert (encoding.ids.tolist().count(CLS), encoding.ids.tolist().count(SEP)) == (1, seps)
