@@ -134,8 +134,8 @@ class Model:
         metrics.decode_seconds.observe(prediction.decode_s)
         if prediction.truncated:
             metrics.truncated.inc(len(prediction.truncated))
-        if prediction.predictions or prediction.abstentions:
-            self._metrics.count_predictions(prediction.predictions, prediction.abstentions)
+        if prediction.scored_labels or prediction.abstentions:
+            self._metrics.count_predictions(prediction.scored_labels, prediction.abstentions)
         return prediction
 
     def run(self, items: Sequence[EncodingItem], *, multi_threaded: bool = False) -> Sequence[Outputs]:

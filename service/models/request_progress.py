@@ -32,7 +32,7 @@ class Prediction:
         decode_s: Seconds to decode all inputs.
         response_bytes: About the bytes of the results as JSON.
         read_spans: The spans that the model read of a single input, if it is cut or was read in several windows.
-        predictions: The predictions of all inputs with calibrated scores, for the metrics.
+        scored_labels: The predictions of all inputs with calibrated scores, for the metrics.
         abstentions: Number of inputs without a decision, although one was requested.
     """
 
@@ -46,7 +46,7 @@ class Prediction:
     decode_s: float = 0.0
     response_bytes: int = 0
     read_spans: Sequence[ReadSpan] = ()
-    predictions: list[ScoredLabels] = field(default_factory=list)
+    scored_labels: list[ScoredLabels] = field(default_factory=list)
     abstentions: int = 0
 
 
@@ -192,7 +192,7 @@ class RequestProgress:
                 step = self.generators[index].send(rows)
                 self.cost += step.cost
                 self.cost.check()
-                self.prediction.predictions += step.predictions
+                self.prediction.scored_labels += step.scored_labels
                 self.prediction.abstentions += step.abstained
                 self.steps[index] = step
                 if step.encodings:

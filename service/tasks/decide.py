@@ -102,7 +102,7 @@ class DecisionRule:
         # common parameters keep the order of the raw scores, even if rounding makes calibrated ones equal
         return calibrated, best_first(scores if len(self.calibration.scale) == 1 else calibrated)
 
-    def threshold_of(self, label: str, default: float = float("-inf")) -> float:
+    def least_score(self, label: str, default: float = float("-inf")) -> float:
         """Returns the least score of a label that counts, which is `default` if neither the request nor the bundle has a threshold."""
         return self.thresholds.get(label, default if self.default_threshold is None else self.default_threshold)
 
@@ -121,16 +121,16 @@ class DecisionRule:
         predicted = [label] if exclusive else [item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD]
         decision: Any
         if not exclusive:
-            decision = [item["label"] for item in scored if item["score"] >= self.threshold_of(item["label"], DEFAULT_THRESHOLD)]
+            decision = [item["label"] for item in scored if item["score"] >= self.least_score(item["label"], DEFAULT_THRESHOLD)]
         elif self.for_label_sets:
-            decision = [item["label"] for item in scored if item["score"] >= self.threshold_of(label)] or None
+            decision = [item["label"] for item in scored if item["score"] >= self.least_score(label)] or None
         else:
             reached_labels = (item["label"] for item in scored if item["score"] >= self.thresholds.get(item["label"], float("inf")))
-            decision = next(reached_labels, label if score >= self.threshold_of(label) else None)
+            decision = next(reached_labels, label if score >= self.least_score(label) else None)
         return (yield from self.answer_or_decision(decision, answer, score, [(predicted, score)], label))
 
     def answer_or_decision(
-        self, decision: Any, answer: Any, best: float | None, predictions: Sequence[ScoredLabels], label: str = "", **more: Any
+        self, decision: Any, answer: Any, best: float | None, scored_labels: Sequence[ScoredLabels], label: str = "", **more: Any
     ) -> TaskGenerator:
         """Returns the answer, or the decision as JSON if the request asks for one; it abstains below `min_confidence`.
 
@@ -138,19 +138,19 @@ class DecisionRule:
             decision: The label, labels, answer or indices; None if the threshold of the best score is not reached.
             answer: The answer without a decision.
             best: The best score; None if there is no score.
-            predictions: The predictions to count. Raw scores do not count, because the reference is calibrated.
+            scored_labels: The predictions to count. Raw scores do not count, because the reference is calibrated.
             label: The label of the best score, if `decision` can be None.
             more: Further fields of the decision.
         """
-        if self.calibration is not None and predictions:
-            yield Step([], predictions=predictions)
+        if self.calibration is not None and scored_labels:
+            yield Step([], scored_labels=scored_labels)
         if not self.decision_requested:
             return answer
         reason = None
         if best is not None and self.min_confidence is not None and best < self.min_confidence:
             decision, reason = None, _reason(best, "`min_confidence`", self.min_confidence)
         elif best is not None and decision is None:
-            reason = _reason(best, "its threshold", self.threshold_of(label))
+            reason = _reason(best, "its threshold", self.least_score(label))
         if decision is None:
             yield Step([], abstained=True)
         return {"decision": decision, "abstained": decision is None, "reason": reason, "scores": answer, **more}

@@ -130,7 +130,7 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
     yield Step([], Cost(decision_bytes + sum(ENTRY_BYTES + text_bytes(answer["answer"]) for answer in answers)))
     convert_offsets(answers, read.passage.text, parameters.offset_unit)
     label = "no answer" if best is no_answer else "answer"
-    decision = best["answer"] if best["score"] >= rule.threshold_of(label) else None
+    decision = best["answer"] if best["score"] >= rule.least_score(label) else None
     result = answers if rule.decision_requested or parameters.top_k > 1 else best
     return (yield from rule.answer_or_decision(decision, result, best["score"], [([label], best["score"])], label))
 

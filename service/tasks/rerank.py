@@ -120,11 +120,11 @@ def rerank(input_: RerankInput, model: TaskModel) -> TaskGenerator:
     ranked: list[dict[str, Any]] = [
         {"index": i, "score": float(scores[i])} | ({"text": input_.texts[i]} if input_.return_text else {}) for i in order
     ]
-    predictions = [([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"]) for item in ranked]
+    scored_labels = [([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"]) for item in ranked]
     # the threshold of label sets does not apply to relevance
-    least = DEFAULT_THRESHOLD if rule.for_label_sets else rule.threshold_of(name, DEFAULT_THRESHOLD)
+    least = DEFAULT_THRESHOLD if rule.for_label_sets else rule.least_score(name, DEFAULT_THRESHOLD)
     relevant = [item["index"] for item in ranked if item["score"] >= least]
-    return (yield from rule.answer_or_decision(relevant, ranked, ranked[0]["score"], predictions))
+    return (yield from rule.answer_or_decision(relevant, ranked, ranked[0]["score"], scored_labels))
 
 
 class ScoredText(BaseModel):

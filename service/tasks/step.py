@@ -43,7 +43,7 @@ class Step:
         keep: Index of an encoding and its outputs -> the arrays that the task needs, as copies: the outputs are views of arrays that other
             requests share, and they would stay in memory until the last encoding has run. The default, for a few numbers, copies nothing.
         small_outputs: Whether the task needs only the graph's small outputs, if it has some.
-        predictions: Predictions with calibrated scores, for the metrics. Only later steps set this and `abstained`.
+        scored_labels: Predictions with calibrated scores, for the metrics. Only later steps set this and `abstained`.
         abstained: Whether there is no decision, although one was requested.
         truncated: Whether text was cut. Only the first step sets this and the following attributes.
         warnings: Other warnings for the caller, each `topic; message`.
@@ -54,7 +54,7 @@ class Step:
     cost: Cost = ZERO_COST
     keep: Callable[[int, Outputs], Outputs] = all_outputs
     small_outputs: bool = False
-    predictions: Sequence[ScoredLabels] = ()
+    scored_labels: Sequence[ScoredLabels] = ()
     abstained: bool = False
     truncated: bool = False
     warnings: tuple[str, ...] = ()

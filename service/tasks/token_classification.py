@@ -94,15 +94,15 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
         key, all_entities = "entity", list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
         key, all_entities = "entity_group", list(_entities(input_.text, spans, scores, tags, ignored))
-    entities = [entity for entity in all_entities if entity["score"] >= rule.threshold_of(entity[key])]
+    entities = [entity for entity in all_entities if entity["score"] >= rule.least_score(entity[key])]
     # their number is only known from the outputs
     entity_bytes = sum(ENTRY_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)
     yield Step([], Cost(2 + entity_bytes + rule.decision_bytes))
     convert_offsets(entities, input_.text, input_.parameters.offset_unit)
     best = max((entity["score"] for entity in all_entities), default=None)  # includes entities that are left out
     decision = list(dict.fromkeys(entity[key] for entity in entities))
-    predictions = [([entity[key]], entity["score"]) for entity in all_entities]
-    return (yield from rule.answer_or_decision(decision, entities, best, predictions, left_out=len(all_entities) - len(entities)))
+    scored_labels = [([entity[key]], entity["score"]) for entity in all_entities]
+    return (yield from rule.answer_or_decision(decision, entities, best, scored_labels, left_out=len(all_entities) - len(entities)))
 
 
 def entity_groups(config: ModelConfig) -> list[str]:
