@@ -241,26 +241,20 @@ def export_options(settings: ModelSettings) -> list[str]:
     Raises:
         SettingsError: The requested providers have no graphs in the requested precision.
     """
-    precision = settings.precision
-    if settings.provider == "auto":
+    provider, precision = settings.provider, settings.precision
+    if provider == "auto":
         # by its metadata, because importing onnxruntime would start its threads
         providers = ["cpu", *(name for name, record in PROVIDERS.items() if record.automatic and any(distributions(name=record.package)))]
     else:
-        providers = ["cpu"] if settings.allow_provider_fallback and settings.provider != "cpu" else []
-        providers.append(settings.provider)
-    if precision != "auto":
-        all_supporting = [name for name, record in PROVIDERS.items() if precision in record.precisions]
-        supporting = [name for name in providers if name in all_supporting]
-        if not supporting:
-            raise SettingsError(
-                f"--precision is `{precision}`, which is not for --provider {settings.provider}; give --provider {all_supporting[0]}, or "
-                "another precision."
-            )
-        if precision == "fp16" and settings.allow_provider_fallback:
-            precision = "auto"  # the CPU needs its own graph, and has none in this precision
-        else:
-            providers = supporting
-    return ["--provider", ",".join(providers), *([] if precision == "auto" else ["--precision", precision])]
+        providers = ["cpu", provider] if settings.allow_provider_fallback and provider != "cpu" else [provider]
+    supporting = [name for name in providers if precision in ("auto", *PROVIDERS[name].precisions)]
+    if not supporting:
+        other = next(name for name, record in PROVIDERS.items() if precision in record.precisions)
+        start = f"--precision is `{precision}`, which is not for --provider {provider}"
+        raise SettingsError(f"{start}; give --provider {other}, or another precision.")
+    if precision == "auto" or (precision == "fp16" and settings.allow_provider_fallback):
+        return ["--provider", ",".join(providers)]  # with fp16, the CPU needs its own graph, and has none in this precision
+    return ["--provider", ",".join(supporting), "--precision", precision]
 
 
 def cache_folder(settings: ModelSettings) -> Path:

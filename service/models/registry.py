@@ -37,7 +37,11 @@ class Registry:
         self._configured_defaults: dict[str, str] = {}
 
     def start(self, models: Iterable[Model]) -> None:
-        """Takes the first models, sorted by name, and chooses their defaults; raises the errors of `configured_defaults`."""
+        """Takes the first models, sorted by name, and chooses their defaults.
+
+        Raises:
+            StartError: As `configured_defaults`.
+        """
         self.models = {model.name: model for model in models}
         self._configured_defaults = configured_defaults(self._settings, self._tasks, self.broken)
         self.defaults = choose_defaults(self._settings, self._tasks, self._configured_defaults, before={})

@@ -150,7 +150,7 @@ class Reloader:
     def _keep_error(self, path: Path, error: StartError) -> None:
         served = "the old version is still served" if path.name in self._registry.models else "it is not served"
         logger.error("the model %s cannot be loaded, %s: %s", path.name, served, error.message)
-        self._registry.keep_error(path.name, without_folders(error.message, [*self._settings.models, path.parent]))
+        self._registry.keep_error(path.name, without_folders(error.message, self._settings.models))
 
     def _warn_of_next_start(self) -> None:
         """Logs why a start with the same settings would fail, by the manifests of the bundles that are in the models folders now."""

@@ -23,7 +23,7 @@ class WorkerProcess(ForkProcess):
         super().__init__(daemon=True)
         self.index, self._work, self._folder, self._process_ids = index, work, folder, process_ids
         self._parent_id = os.getpid()
-        self._reader, self._writer = Pipe(duplex=False)  # for one of the next two, and for heartbeats, which are None
+        self._reader, self._writer = Pipe(duplex=False)  # for heartbeats, which are None, and once for one of the next two
         self.started: Any = None  # what `on_ready` takes, if the worker is ready
         self.error: StartError | None = None  # why it cannot start
         self.silent_s = float("-inf")  # since the last heartbeat; there is none before models are loaded
