@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertserve.service.api.request import LARGE_BYTES, RequestContext
 from bertserve.service.body.json_text import to_json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bertserve.service.tracing import RequestSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
-JSON_HEADERS: Headers = ((b"content-type", b"application/json"),)
+_JSON_HEADERS: Headers = ((b"content-type", b"application/json"),)
 MAX_WINDOWS_SHOWN = 64  # windows in the header `x-windows`
 MIN_RETRY_S = 0.1  # seconds until a refused call asks again, at least
 
@@ -28,14 +28,14 @@ class Call:
     """A request to a model.
 
     Attributes:
-        encode: Returns the response's body, and the headers that describe it; None for the service's own format.
+        respond: Returns the response's JSON value, or its bytes and the headers that describe them; None for the service's own format.
         timeout_s: Seconds until it must have started, if the body has a deadline; otherwise 0.
     """
 
     task: str
     model: Model
     body: TaskBody
-    encode: Callable[[Prediction], tuple[bytes, Headers]] | None = None
+    respond: Callable[[Prediction], Any] | None = None
     timeout_s: float = 0.0
 
     async def answer(
@@ -56,9 +56,10 @@ class Call:
             raise
         if prediction.response_bytes > LARGE_BYTES:
             await request.take_turn()
-        if self.encode is None:
-            return prediction, to_json(self.body.to_response(prediction.results)), JSON_HEADERS
-        return prediction, *self.encode(prediction)
+        response = self.body.to_response(prediction.results) if self.respond is None else self.respond(prediction)
+        if isinstance(response, tuple):
+            return prediction, *response
+        return prediction, to_json(response), _JSON_HEADERS
 
     async def answer_when_admitted(self, request: RequestContext, timeout_s: float, trace: "RequestSpan | None") -> bytes:
         """Returns the body of the response. If the model refuses, it asks again for `timeout_s` seconds; only the last refusal counts."""

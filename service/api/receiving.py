@@ -22,21 +22,19 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
         HttpError: The body was not complete in time (408), or the client disconnected before its end (499).
     """
     declared = headers.get(b"content-length", b"0")
-    size, received = int(declared) if declared.isdigit() else 0, 0
-    chunks: list[bytes] = []
+    size = int(declared) if declared.isdigit() else 0
+    body = bytearray()
     task = asyncio.current_task()
     assert task is not None, "called outside a task. This is a bug."
     timer = asyncio.get_running_loop().call_later(timeout_s, task.cancel, _BODY_TIMEOUT)  # `asyncio.timeout` takes four times as long
     try:
-        while size <= limit:
+        while (size := max(size, len(body))) <= limit:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise HttpError(CLIENT_GONE, "the client closed the connection while it sent the body.")
-            chunks.append(message.get("body", b""))
-            received += len(chunks[-1])
-            size = max(size, received)
-            if size <= limit and not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            body += message.get("body", b"")
+            if len(body) <= limit and not message.get("more_body", False):
+                return bytes(body)
     except asyncio.CancelledError as error:
         if error.args != (_BODY_TIMEOUT,):
             raise

@@ -91,10 +91,9 @@ async def metrics(request: Request) -> Response:
 async def models(request: Request) -> Response:
     """Responds with all models, one per line, for people."""
     state: AppState = request.scope[REQUEST_KEY].state
-    served = state.registry.models
-    lines = [_summary(state, model) for model in served.values()]
-    lines += [{"name": name, "broken": why} for name, why in state.registry.broken.items() if name not in served]
-    return Response(b"[%s]\n" % b",\n ".join(map(to_json, lines)), media_type="application/json")
+    described = [_summary(state, model) for model in state.registry.models.values()]
+    described += [{"name": name, "broken": why} for name, why in state.registry.broken.items() if name not in state.registry.models]
+    return Response(b"[%s]\n" % b",\n ".join(map(to_json, described)), media_type="application/json")
 
 
 def service_info(state: AppState) -> dict[str, Any]:
