@@ -85,7 +85,7 @@ class BestAnswers:
     """
 
     def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
-        """Takes the passage, the number of answers, and whether answers are extended to whole words."""
+        """Starts without answers; with `align_to_words`, spans are extended to whole words."""
         self._top_k = top_k
         self._answer_of = _span_answers(passage, with_marks=True, align_to_words=align_to_words)
         self._whole = range(len(passage))
@@ -128,7 +128,7 @@ class SummedAnswers:
     """The answers of transformers 5.2.0: a few best spans of each window, with the scores of equal texts added up."""
 
     def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
-        """Takes the passage, the number of answers, and whether answers are extended to whole words."""
+        """Starts without answers; with `align_to_words`, spans are extended to whole words."""
         self._limit = 2 * top_k + 10 if align_to_words else top_k  # spans of a window
         self._answer_of = _span_answers(passage, with_marks=False, align_to_words=align_to_words)
         self._by_text: dict[str, dict[str, Any]] = {}

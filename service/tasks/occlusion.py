@@ -77,7 +77,7 @@ def explain(
     texts: Sequence[OccludedText],
     tokenizer: Tokenizer,
     scores_of: Callable[[Outputs, Encoding, OccludedText, Word], Floats],
-    unit: Unit = "code_points",
+    unit: Unit,
 ) -> TaskGenerator:
     """Adds `explanation` to entries of an answer: the importance of each word for their `score`, in the order of the texts.
 

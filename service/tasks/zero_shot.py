@@ -42,10 +42,9 @@ def _split(value: Any) -> Any:
 def _check_labels(labels: list[str]) -> list[str]:
     if not labels or not all(label.strip() for label in labels):
         raise PydanticCustomError("labels", "must have at least one label, and no empty label")
-    first: dict[str, int] = {}
     for index, label in enumerate(labels):
-        if first.setdefault(label, index) != index:
-            raise PydanticCustomError("labels", "must be distinct, but items {a} and {b} are equal", {"a": first[label], "b": index})
+        if (first := labels.index(label)) < index:
+            raise PydanticCustomError("labels", "must be distinct, but items {a} and {b} are equal", {"a": first, "b": index})
     return labels
 
 
