@@ -34,7 +34,8 @@ def choose_defaults(settings: Settings, models: ModelTasks, configured: Mapping[
 def configured_defaults(settings: Settings, models: ModelTasks, broken: Mapping[str, str]) -> dict[str, str]:
     """Returns task -> name of its default model for a start, as the operator chose: by `--default`, or else by `defaults.json` of a folder.
 
-    Tasks are written by their Hugging Face name or by their path. `broken` has the errors of other models; a file may name one of them.
+    Tasks are written by their Hugging Face name or by their path. `broken` has the errors of other models. A task whose chosen model is
+    broken needs no other choice.
 
     Raises:
         StartError: There are no models, or a file cannot be read, or is not a JSON object of names.
@@ -50,7 +51,8 @@ def configured_defaults(settings: Settings, models: ModelTasks, broken: Mapping[
         names, base = candidates(models, task), base_task(task)
         # A task that models of any task can answer needs no default: with several such models, a request names the model. The default
         # of the base task, which precedes its derived tasks, is also the default of a derived task with the same models.
-        if task not in defaults and len(names) > 1 and base is not None and ambiguous.get(base) != names:
+        is_chosen = task in defaults or not broken.keys().isdisjoint((configured.get(task), configured.get(base or "")))
+        if not is_chosen and len(names) > 1 and base is not None and ambiguous.get(base) != names:
             ambiguous[task] = names
     if ambiguous:
         which = "; ".join(f"/{TASKS[task].path} ({quote_names(names)})" for task, names in ambiguous.items())
@@ -85,12 +87,14 @@ def _read_configured(settings: Settings, models: ModelTasks, broken: Mapping[str
     files = [path for folder in settings.models if (path := folder / DEFAULTS_FILE).exists()]
     in_files = [default for path in files for default in _defaults(f"`{path}`", _read_file(path))]
     overridden = {default.task for default in by_flag}
-    in_files = [default for default in in_files if default.task not in overridden and default.name not in broken]
+    defaults = [*by_flag, *(default for default in in_files if default.task not in overridden)]
     chosen: dict[str, _Default] = {}
-    for default in (*by_flag, *in_files):
+    for default in sorted(defaults, key=lambda default: default.name in broken):  # a broken model is only chosen if no other one is
         start = f"{default.origin} makes `{default.name}` the default for `{default.key}`, but "
         use_flag = f"choose one with --default {TASKS[default.task].path}=NAME"
         other = chosen.setdefault(default.task, default)
+        if default.name in broken:
+            continue
         if other.name != default.name:
             raise SettingsError(f"{start}{other.origin} makes it `{other.name}`; {use_flag}.")
         if default.name not in (names := candidates(models, default.task)):

@@ -75,6 +75,20 @@ async def test_a_broken_model_is_not_a_candidate_and_check_lists_it(
     assert [first.startswith("b: text-classification"), second.startswith("a: not loaded")] == [True, True]
 
 
+@pytest.mark.parametrize("by_file", [True, False])
+async def test_a_broken_default_needs_no_other_choice_and_returns_when_it_is_repaired(tmp_path: Path, by_file: bool) -> None:
+    folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
+    tokenizer = (folder / "a/tokenizer.json").read_bytes()
+    (folder / "a/tokenizer.json").write_text("{}")
+    if by_file:
+        (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
+    state = state_of(folder, skip_broken=True, default={} if by_file else {"classify": "a"})
+    assert state.registry.defaults == {}
+    (folder / "a/tokenizer.json").write_bytes(tokenizer)
+    await state.reloader.load("a")
+    assert state.registry.defaults == {"text-classification": "a"}
+
+
 def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> None:
     """`--default` overrides the file, task by task."""
     folder = write(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS, one="feature-extraction", two="feature-extraction")
