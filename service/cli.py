@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -47,12 +47,19 @@ class Score(ScoreSettings):
     output_format: Format | None = Field(
         None, description="Format of the output (default: from the file name; for stdout, that of the input)."
     )
-    rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
+    rejected: Path | None = Field(
+        None,
+        description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl; the first stops a run to stdout).",
+    )
     max_rejected: int = Field(
         1000, ge=0, description="Maximum rejected rows. The run stops above it; run it again with a larger number to continue."
     )
     ray: str | None = Field(
         None, description="Score on a Ray cluster: its address, `auto` for a running one, or `local` for a new one here."
+    )
+    actors: int | None = Field(None, ge=1, description="With --ray: maximum actors, which each load the model (default: as many as fit).")
+    actor_cpus: int | None = Field(
+        None, ge=1, description="With --ray: CPUs and threads of an actor, at most those of the largest node but one (default: 4)."
     )
 
 
@@ -112,20 +119,24 @@ def _score(command: Score) -> int:
             )
         from bertserve.service.scoring.ray_data import score_on_ray
 
-        return score_on_ray(settings, command.source, command.output, command.ray)
+        return score_on_ray(settings, command.source, command.output, command.ray, command.actors, command.actor_cpus)
+    if command.actors or command.actor_cpus:
+        raise SettingsError("--actors and --actor-cpus need --ray; remove them.")
     from bertserve.service.scoring.score import score
 
     source, formats = Path("/dev/stdin" if command.source == "-" else command.source), _formats(command)
     if command.output != "-":
         rejected = command.rejected or Path(f"{command.output}.rejected.jsonl")
         return score(settings, source, Path(command.output), rejected, formats, command.max_rejected)
-    if command.rejected is None or "parquet" in formats:
-        raise SettingsError("the output - cannot be Parquet, and it needs --rejected FILE.")
+    if "parquet" in formats:
+        raise SettingsError("the output - cannot be Parquet; give a file.")
+    max_rejected = 0 if command.rejected is None else command.max_rejected
+    place = gettempdir() if command.rejected is None else command.rejected.absolute().parent
     try:
         # the parts of the output need a folder
-        with TemporaryDirectory(dir=command.rejected.absolute().parent, prefix=".score-") as folder:
+        with TemporaryDirectory(dir=place, prefix=".score-") as folder:
             output = Path(folder) / "output"
-            code = score(settings, source, output, command.rejected, formats, command.max_rejected)
+            code = score(settings, source, output, command.rejected or Path(folder) / "rejected", formats, max_rejected)
             with output.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
             sys.stdout.flush()  # here, so that a closed pipe is an error of this command
@@ -133,7 +144,7 @@ def _score(command: Score) -> int:
         raise
     except OSError as error:
         drop_stdout()
-        raise StartError(f"cannot write to stdout or next to `{command.rejected}` ({error.strerror}); fix that, and try again.") from error
+        raise StartError(f"cannot write to stdout or `{place}` ({error.strerror}); fix that, and try again.") from error
     return code
 
 

@@ -76,11 +76,10 @@ class RowReader:
         Raises:
             SettingsError: The file lacks a required column, or the output would have a column twice.
         """
-        for column in self._required_columns:
-            if column not in columns:
-                hint = did_you_mean(column, columns, "choose others with --columns.")
-                shown = quote_names([name[:SHOWN_CHARS] for name in columns[:20]])
-                raise SettingsError(f"the input has no column `{column}`, but it has {shown}; {hint}")
+        if missing := [column for column in self._required_columns if column not in columns]:
+            hint = did_you_mean(missing[0], columns, "choose others with --columns.")
+            shown = quote_names([name[:SHOWN_CHARS] for name in columns[:20]])
+            raise SettingsError(f"the input has no column `{missing[0]}`, but it has {shown}; {hint}")
         names = [*columns, *added]
         if twice := [name[:SHOWN_CHARS] for name in names if names.count(name) > 1]:
             raise SettingsError(f"the output would have `{twice[0]}` twice; rename it, or set --prediction-column or --warnings-column.")
@@ -156,7 +155,7 @@ class Predictor:
         return self._pool.map(self._answer_chunk, chunks)
 
     def _answer_chunk(self, chunk: Sequence[Row]) -> None:
-        """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
+        """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, is the only one with an error."""
         open_rows: list[tuple[Row, RequestProgress, list[EncodingItem]]] = []
         for row in chunk:
             progress = RequestProgress([self.reader.spec.function(row.input, self._task_model)], max_tokens=sys.maxsize)
@@ -166,36 +165,33 @@ class Predictor:
                 if progress.prediction.truncated:
                     row.warnings.append(truncation_warning(self.manifest.tokenizer.max_length))
         while open_rows:  # the current steps of all together
-            outputs = iter(self._outputs([item for _, _, items in open_rows for item in items]))
-            still_open = []
-            for row, progress, items in open_rows:
-                step_outputs = [next(outputs) for _ in items]
+            outputs = self._outputs([item for _, _, items in open_rows for item in items])
+            run_rows, open_rows = open_rows, []
+            for row, progress, items in run_rows:
                 with rejecting(row):
-                    if errors := [output for output in step_outputs if isinstance(output, EngineError)]:
+                    if errors := [outputs[item] for item in items if isinstance(outputs[item], EngineError)]:
                         raise errors[0]
-                    if next_items := progress.proceed(step_outputs):
-                        still_open.append((row, progress, next_items))
+                    if next_items := progress.proceed([outputs[item] for item in items]):
+                        open_rows.append((row, progress, next_items))
                     (row.prediction,) = progress.prediction.results
-            open_rows = still_open
 
-    def _outputs(self, items: Sequence[EncodingItem]) -> list[Any]:
-        """Returns the outputs of each encoding that its task keeps, or an error; encodings of similar length run together."""
-        outputs: list[Any] = [None] * len(items)
-        places = sorted(range(len(items)), key=lambda place: -len(items[place].encoding))
-        while places:
-            count, length = 1, len(items[places[0]].encoding)
-            while self._shares_batches and count < len(places):
+    def _outputs(self, items: Sequence[EncodingItem]) -> dict[EncodingItem, Any]:
+        """Returns what the task keeps of each encoding's outputs, or an error; encodings of similar length run together."""
+        outputs: dict[EncodingItem, Any] = {}
+        remaining = sorted(items, key=lambda item: -len(item.encoding))
+        while remaining:
+            count, length = 1, len(remaining[0].encoding)
+            while self._shares_batches and count < len(remaining):
                 shape = self.graph.padded_shape(count + 1, length)
                 if shape is None or shape[0] * shape[1] > self._batch_tokens:
                     break
                 count += 1
-            batch, places = places[:count], places[count:]
-            for place, kept in zip(batch, self._run([items[place] for place in batch]), strict=True):
-                outputs[place] = kept
+            outputs |= zip(remaining[:count], self._run(remaining[:count]), strict=True)
+            remaining = remaining[count:]
         return outputs
 
     def _run(self, items: Sequence[EncodingItem]) -> list[Any]:
-        """Returns what the task keeps of each encoding's outputs, which can be far larger, or an error; after an error each runs alone."""
+        """Runs a batch, and after an error each of its encodings without the others. The outputs can be far larger than what is kept."""
         try:
             small_outputs = all(item.step.small_outputs for item in items)
             outputs = self._engine.run([item.encoding for item in items], small_outputs=small_outputs)

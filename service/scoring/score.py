@@ -52,10 +52,12 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
                 (source_stat.st_size, source_stat.st_mtime_ns, formats, settings.affecting_answers()),
                 (predictor.version, predictor.graph.file, predictor.graph.provider, __version__, sessions.VERSION, cpu_name()),
             )
-            return _run(source, source_stat, predictor, blocks, Parts(output, rejected, max_rejected, writer, facts))
-    except (KeyboardInterrupt, SystemExit):  # SIGINT, SIGTERM
-        print("stopped; run the same command again.", file=sys.stderr)
-        raise
+            parts = Parts(output, rejected, max_rejected, writer, facts)
+            try:
+                return _run(source, source_stat, predictor, blocks, parts)
+            except (KeyboardInterrupt, SystemExit):  # SIGINT, SIGTERM
+                print(f"stopped after {plural(parts.rows, 'row')}; run the same command again.", file=sys.stderr)
+                raise
     except OSError as error:
         name = f"`{error.filename}`" if error.filename else "a file"
         raise StartError(f"{name} cannot be read or written ({error.strerror}); fix that, and run the same command again.") from error
@@ -63,8 +65,7 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
 
 def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks: Iterable[rows.RowBlock], parts: "Parts") -> int:
     """Scores all blocks, and returns the exit code, which is 3 if rows were rejected."""
-    total = scored = warned = 0
-    start = time.perf_counter()
+    scored, warned, start = 0, 0, time.perf_counter()
     blocks_in_progress = ((i, block, predictor.answer_rows(block.rows) if i >= parts.written else ()) for i, block in enumerate(blocks))
     next_block = next(blocks_in_progress, None)
     with tqdm(total=source_stat.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
@@ -72,10 +73,10 @@ def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks
             (index, block, answers), next_block = next_block, next(blocks_in_progress, None)  # starts it, so that threads are never idle
             list(answers)  # until all rows of the block are answered
             if index >= parts.written:
-                parts.write(index, block, total)
+                parts.write(index, block)
                 scored += len(block.rows)
                 warned += sum(bool(row.warnings) for row in block.rows if row.error is None)
-            total += len(block.rows)
+            parts.rows += len(block.rows)
             bar.update(block.size)
     seconds, after = time.perf_counter() - start, source.stat()
     if source.is_file() and (source_stat.st_size, source_stat.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
@@ -83,13 +84,12 @@ def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks
     reasons = parts.finish(index + 1)
     rejected = f", {len(reasons)} rejected ({parts.rejected})" if reasons else ""
     print(
-        f"{plural(total, 'row')}: {total - len(reasons)} answered{rejected}; "
+        f"{plural(parts.rows, 'row')}: {parts.rows - len(reasons)} answered{rejected}; "
         f"{scored} scored in {seconds:.1f} s, {scored / seconds:,.0f} rows/s, {warned} with warnings",
         file=sys.stderr,
     )
     if reasons:
-        first = json.loads(reasons[0])
-        print(f"first rejection, row {first['row']}: {first['error']}", file=sys.stderr)
+        print("first rejection, row {row}: {error}".format(**json.loads(reasons[0])), file=sys.stderr)
     return 3 if reasons else 0
 
 
@@ -106,25 +106,26 @@ class Parts:
             # the files of a run that was killed before it removed its parts are checked at the end
             if os.path.lexists(path) and not self._folder.exists():
                 raise SettingsError(f"`{path}` exists already; remove it, or give another name.")
+        self.rows = 0  # of the parts that are complete
         self.written = next(n for n in count() if not all(self._path(kind, n).exists() for kind in ("part", "rejected")))
         self._rejected_rows = sum(self._path("rejected", index).read_bytes().count(b"\n") for index in range(self.written))
 
     def _path(self, kind: str, index: int) -> Path:
         return self._folder / f"{kind}-{index:05}"
 
-    def write(self, index: int, block: rows.RowBlock, earlier_rows: int) -> None:
-        """Writes the part of a block, after so many `earlier_rows`: its rows that have an answer, and a line for each of the others."""
+    def write(self, index: int, block: rows.RowBlock) -> None:
+        """Writes the part of the next block: its rows that have an answer, and a line for each of the others."""
         part = self._writer.write(block, self._path("part", index - 1) if index else None)  # it can reject rows
         reasons = [
             {"row": number, "line": row.line, "error": row.error.message, "error_type": row.error.error_type}
-            for number, row in enumerate(block.rows, earlier_rows + 1)
+            for number, row in enumerate(block.rows, self.rows + 1)
             if row.error is not None
         ]
         self._rejected_rows += len(reasons)
         if reasons and self._rejected_rows > self._max_rejected:
             raise StartError(
-                f"{self._rejected_rows} rows were rejected, over --max-rejected, row {reasons[0]['row']} because: {reasons[0]['error']} "
-                "Fix --columns, --parameters or the rows, or raise --max-rejected, and run the command again."
+                f"rejected rows: {self._rejected_rows}, over --max-rejected; row {reasons[0]['row']} because: {reasons[0]['error']} "
+                "Fix --columns, --parameters or the rows, or raise --max-rejected (for stdout, give --rejected), and run it again."
             )
         for kind, content in (("rejected", b"".join(to_json(reason) + b"\n" for reason in reasons)), ("part", part)):
             with self._complete(kind, self._path(kind, index)) as path:

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 @pytest.mark.full_grid
 @pytest.mark.serial
 @pytest.mark.filterwarnings("ignore")
-def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_data_gives_the_predictions_of_one_machine(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On a local cluster, with the public class in a pipeline and with `--ray`. A row without an answer has an error.
 
     A variable of another command is ignored.
@@ -43,9 +45,12 @@ def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: P
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         arguments = {"model": str(models / "tiny"), "columns": {"text": "review"}}
         predictions = read_parquet(str(tmp_path / "in")).map_batches(Scorer, fn_constructor_kwargs=arguments, concurrency=1).take_all()
-        assert run(models, tmp_path / "all.parquet", tmp_path / "good", "--columns", "text=review", "--ray", "local") == 0
-        assert run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local") == 3
-        assert run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local") == 1
+        flags = ("--columns", "text=review", "--ray", "local")
+        assert run(models, tmp_path / "all.parquet", tmp_path / "good", *flags, "--actors", "1", "--actor-cpus", "9") == 0
+        capsys.readouterr()
+        assert run(models, tmp_path / "in", tmp_path / "out", *flags) == 3
+        assert "94 rows, 3 with errors, in " in capsys.readouterr().err
+        assert run(models, tmp_path / "in", tmp_path / "out", *flags) == 1
     finally:
         ray.shutdown()
     for actual in (predictions, pq.read_table(tmp_path / "out").to_pylist()):

@@ -403,11 +403,12 @@ def test_the_format_of_the_output_can_differ_from_its_name(models: Path, tmp_pat
     assert json.loads((tmp_path / "out.txt").read_text())["text"] == "good"
 
 
-def test_the_output_can_be_stdout_if_rejected_rows_have_a_file(
+def test_the_output_can_be_stdout_and_rejected_rows_stop_it_unless_they_have_a_file(
     models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = json_lines(tmp_path / "in.jsonl", {"text": "good"}, {"text": 1})
-    assert run(models, source, Path("-")) == 2
+    assert run(models, source, Path("-")) == 1
+    assert b"--rejected" in capfdbinary.readouterr().err
     assert run(models, source, tmp_path / "out.jsonl") == 3
     capfdbinary.readouterr()
     monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")  # another file system

@@ -249,7 +249,7 @@ def test_sigterm_stops_a_run_to_stdout_without_leftovers(models: Path, tmp_path:
     stop = before_each_write(lambda index: index == 1 and signal.raise_signal(signal.SIGTERM))
     with stop, pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
         run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected.jsonl"))
-    assert "stopped; run the same command again" in capsys.readouterr().err
+    assert "stopped after 16 rows; run the same command again" in capsys.readouterr().err
     assert set(os.listdir(tmp_path)) == {"in.jsonl", "models"}
 
 
