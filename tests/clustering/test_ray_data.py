@@ -56,4 +56,4 @@ def test_ray_data_gives_the_predictions_of_one_machine(
     for actual in (predictions, pq.read_table(tmp_path / "out").to_pylist()):
         by_id = {row["id"]: row for row in actual}
         assert {key for key, row in by_id.items() if row["error"] is not None and row["prediction"] is None} == {100, 101, 102}
-        assert_same(expected, {key: {name: by_id[key][name] for name in expected[key]} for key in expected})
+        assert_same({key: {name: by_id[key][name] for name in expected[key]} for key in expected}, expected)

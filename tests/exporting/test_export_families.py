@@ -1,6 +1,6 @@
 """Model families with each head of transformers: exports in fp32 and int8, and outputs that match PyTorch.
 
-`make test` runs a sample with the default tracer, `make test-all` every family with every head, and also with TorchScript only.
+`make test` runs a sample, `make test-all` every family with every head, with the default tracers and with TorchScript only.
 """
 
 from pathlib import Path
@@ -25,10 +25,9 @@ Case = tuple[str, str, str, Measured]  # family, task, tracer, and their measure
 
 
 def parameter(family: str, task: str, tracer: str) -> Any:
-    """Returns a case as a parameter; `make test` runs only the cases of the sample, with the default tracer."""
-    in_sample = (family, task) in SAMPLE and tracer == "default"
+    """Returns a case as a parameter; `make test` runs only the cases of the sample."""
     name = f"{family}-{task}-{tracer}".replace(" ", "-")
-    return pytest.param((family, task, tracer), id=name, marks=() if in_sample else pytest.mark.full_grid)
+    return pytest.param((family, task, tracer), id=name, marks=() if (family, task, tracer) in SAMPLE else pytest.mark.full_grid)
 
 
 @pytest.fixture(name="measured", params=[parameter(*case, tracer) for case in CASES for tracer in TRACERS], scope="module")

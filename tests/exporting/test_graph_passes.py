@@ -63,8 +63,8 @@ def normal(*shape: int, seed: int = 0) -> Array:
 X = normal(3, LENGTH, WIDTH, seed=9)
 
 
-def assert_same(expected: Path, actual: Path, atol: float = 1e-5) -> None:
-    for a, b in zip(run(expected, {"x": X}), run(actual, {"x": X}), strict=True):
+def assert_same(actual: Path, expected: Path, atol: float = 1e-5) -> None:
+    for a, b in zip(run(actual, {"x": X}), run(expected, {"x": X}), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
@@ -109,7 +109,7 @@ def test_a_graph_with_subgraphs_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("before", "after"), [("fused", "unfused"), ("unfused", "cls_only"), ("cls_only", "packed")])
 def test_each_pass_keeps_the_outputs(staged: Staged, before: str, after: str) -> None:
     for feed, mask in batches(staged):
-        assert_equal_outputs(getattr(staged, before), getattr(staged, after), feed, mask)
+        assert_equal_outputs(getattr(staged, after), getattr(staged, before), feed, mask)
 
 
 def test_no_slow_operator_is_left(staged: Staged) -> None:
@@ -132,9 +132,9 @@ def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> N
     rewritten(unfuse, fused, tmp_path / "unfused.onnx")
     feed, mask = batches(classifier)[-1]
 
-    assert_equal_outputs(fused, tmp_path / "unfused.onnx", feed, mask)
+    assert_equal_outputs(tmp_path / "unfused.onnx", fused, feed, mask)
     with pytest.raises(AssertionError):
-        assert_equal_outputs(classifier.fused, fused, feed, mask)
+        assert_equal_outputs(fused, classifier.fused, feed, mask)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_einsum_and_gemm_with_a_constant_become_a_matmul(
     rewritten(unfuse, path, tmp_path / "unfused.onnx")
 
     assert operators(tmp_path / "unfused.onnx") == counts
-    assert_same(path, tmp_path / "unfused.onnx")
+    assert_same(tmp_path / "unfused.onnx", path)
 
 
 def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_a_model_with_unfused_relative_positions_is_restricted(tmp_path: Path) -
     assert staged.nodes_restricted >= 8
     feeds = staged.feeds([TEXTS[0], TEXTS[1], TEXTS[2], "the film " * 40])[:4]  # without the pairs, which leave no room for padding
     for feed in [*feeds, padded(feeds, max(feed["input_ids"].shape[1] for feed in feeds) + 7)]:
-        assert_equal_outputs(staged.fused, staged.cls_only, feed)
-        assert_equal_outputs(staged.fused.with_name("raw.onnx"), staged.packed, feed)
+        assert_equal_outputs(staged.cls_only, staged.fused, feed)
+        assert_equal_outputs(staged.packed, staged.fused.with_name("raw.onnx"), feed)
 
 
 @pytest.mark.parametrize("second", ["an output", "a reader"])
@@ -268,7 +268,7 @@ def test_only_nodes_for_the_first_row_are_restricted(tmp_path: Path, nodes: Sequ
     path = handmade(tmp_path / "wide.onnx", nodes, ROWWISE | {"positions": normal(1, LENGTH, WIDTH)})
 
     assert rewritten(restrict_to_cls, path, tmp_path / "cls_only.onnx") == count
-    assert_same(path, tmp_path / "cls_only.onnx", atol=1e-6)
+    assert_same(tmp_path / "cls_only.onnx", path, atol=1e-6)
 
 
 def test_query_key_and_value_are_one_product(staged: Staged) -> None:
@@ -296,7 +296,7 @@ def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
     rewritten(pack_qkv, path, tmp_path / "packed.onnx")
 
     assert operators(tmp_path / "packed.onnx")["MatMul"] == 3
-    assert_same(path, tmp_path / "packed.onnx")
+    assert_same(tmp_path / "packed.onnx", path)
 
 
 @pytest.mark.parametrize("part", ["hidden units", "input channels"])
@@ -317,7 +317,7 @@ def test_hidden_units_and_input_channels_with_the_largest_values_are_split_off(c
 
     np.testing.assert_array_equal(expected, graph_constant(tmp_path / "split.onnx", stored))
     for feed, mask in batches(classifier):
-        assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
+        assert_equal_outputs(tmp_path / "split.onnx", classifier.packed, feed, mask)
 
 
 def smoothed(staged: Staged, path: Path, factors: Array) -> tuple[set[str], set[str]]:
@@ -342,6 +342,6 @@ def test_smoothing_keeps_the_outputs(staged: Staged, tmp_path: Path) -> None:
 
     assert count == outputs
     for feed, mask in batches(staged):
-        assert_equal_outputs(staged.packed, tmp_path / "smoothed.onnx", feed, mask, atol=1e-4)
-        assert_equal_outputs(staged.packed, tmp_path / "zeros.onnx", feed, mask)
+        assert_equal_outputs(tmp_path / "smoothed.onnx", staged.packed, feed, mask, atol=1e-4)
+        assert_equal_outputs(tmp_path / "zeros.onnx", staged.packed, feed, mask)
     np.testing.assert_allclose(after, before * FACTORS, rtol=1e-4, atol=1e-4)

@@ -29,9 +29,9 @@ def test_token_vectors_are_pooled_with_the_requested_method(api: Send) -> None:
 def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:
     """The official client's flat keys have the same effect as the same names in `parameters`. Conflicting values are an error."""
     flat = result(api, EMBED, inputs="a good film", normalize=True, dimensions=3, truncate=None, encoding_format="float")
-    assert_same(flat, result_of(api, EMBED, "a good film", normalize=True, dimensions=3))
+    assert_same(result_of(api, EMBED, "a good film", normalize=True, dimensions=3), flat)
     assert float(np.linalg.norm(flat[0])) == pytest.approx(1, abs=1e-6)
-    assert_same(flat, result(api, EMBED, inputs="a good film", normalize=True, parameters={"normalize": True, "dimensions": 3}))
+    assert_same(result(api, EMBED, inputs="a good film", normalize=True, parameters={"normalize": True, "dimensions": 3}), flat)
     assert "`normalize`" in error_of_body(api, EMBED, {"inputs": "a", "normalize": True, "parameters": {"normalize": False}})
 
 

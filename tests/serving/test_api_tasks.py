@@ -19,7 +19,7 @@ ROOM = 30  # maximum text tokens of a tiny bundle
 @pytest.mark.parametrize("text", ["", " \r\n\t", "\u200b"])
 def test_a_text_without_tokens_has_no_entities(api: Send, text: str) -> None:
     assert result_of(api, NER, text) == []
-    assert_same([[], result_of(api, NER, "good"), []], result_of(api, NER, [text, "good", text]))
+    assert_same(result_of(api, NER, [text, "good", text]), [[], result_of(api, NER, "good"), []])
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -
     message = error_of_inputs(api, NER, ["good", LONG], stride=ROOM)
     assert re.findall(r"\d+", message) == ["1", "30", "30"]
     assert "first text" not in message
-    assert_same(result_of(api, NER, "good"), result_of(api, NER, "good", stride=ROOM))
+    assert_same(result_of(api, NER, "good", stride=ROOM), result_of(api, NER, "good"))
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_a_window_without_passage_tokens_is_refused(api: Send, question: int, pa
 
 def test_the_default_stride_fits_into_the_tokens_that_the_question_leaves(api: Send) -> None:
     inputs = {"question": " ".join(["good"] * 20), "context": LONG}
-    assert_same(result_of(api, ANSWER, inputs, doc_stride=4), result_of(api, ANSWER, inputs))
+    assert_same(result_of(api, ANSWER, inputs), result_of(api, ANSWER, inputs, doc_stride=4))
 
 
 def test_a_window_over_the_models_length_is_an_error(api: Send) -> None:
-    assert_same(result_of(api, ANSWER, QUESTION), result_of(api, ANSWER, QUESTION, max_seq_len=32))
+    assert_same(result_of(api, ANSWER, QUESTION, max_seq_len=32), result_of(api, ANSWER, QUESTION))
     for length in (33, 384):
         assert f"`max_seq_len` is {length} " in error_of_inputs(api, ANSWER, QUESTION, max_seq_len=length)
 

@@ -286,7 +286,7 @@ def test_the_best_answers_equal_loops_over_all_spans(fields: dict[str, Any], roo
     result = decode(question_answering, request, rows, tokenizer=tokenizer_of(question_answering.TASK, 4096))
     actual = as_list(result, request.parameters.top_k)
 
-    assert_same(expected, actual, tolerance=1e-6)
+    assert_same(actual, expected, tolerance=1e-6)
     assert all(0 <= item["score"] <= 1 for item in actual)
 
 

@@ -71,17 +71,20 @@ def schema_of(path: str) -> dict[str, Any]:
     return dict(schema.get("properties", {}))
 
 
+each_parameter = pytest.mark.parametrize(("path", "name"), [(path, name) for path in BODIES for name in schema_of(path)])
+
+
 def test_every_task_has_a_body_and_a_model_in_this_file() -> None:
     assert set(SPECS) == set(BODIES) == set(MODELS)
 
 
 @each_path
 def test_a_model_is_chosen_by_body_or_path(api: Send, path: str) -> None:
-    expected = post(api, BODIES[path] | {"model": MODELS[path]}, path=path)
-    actual = post(api, BODIES[path], path=f"/models/{MODELS[path]}")
-    assert (expected.status_code, expected.headers["x-model"]) == (200, MODELS[path])
-    assert (actual.status_code, actual.headers["x-model"]) == (200, MODELS[path])
-    assert_same(expected.json(), actual.json())
+    by_body = post(api, BODIES[path] | {"model": MODELS[path]}, path=path)
+    by_path = post(api, BODIES[path], path=f"/models/{MODELS[path]}")
+    assert [response.status_code for response in (by_body, by_path)] == [200, 200]
+    assert [response.headers["x-model"] for response in (by_body, by_path)] == [MODELS[path]] * 2
+    assert_same(by_path.json(), by_body.json())
 
 
 @each_path
@@ -154,8 +157,8 @@ def test_a_list_gives_one_result_per_input(api: Send, path: str) -> None:
     if path in (CLASSIFY, EMBED):  # a single text gives a list with one result
         [one], [other] = one, other
     inputs = [body["inputs"] for body in bodies]
-    assert_same([one, other, one], result(api, path, **BODIES[path] | {"inputs": [*inputs, inputs[0]]}))
-    assert_same([one], result(api, path, **BODIES[path] | {"inputs": inputs[:1]}))
+    assert_same(result(api, path, **BODIES[path] | {"inputs": [*inputs, inputs[0]]}), [one, other, one])
+    assert_same(result(api, path, **BODIES[path] | {"inputs": inputs[:1]}), [one])
     assert result(api, path, **BODIES[path] | {"inputs": []}) == []
 
 
@@ -212,14 +215,16 @@ def test_an_unknown_key_or_one_without_effect_is_an_error(api: Send, path: str, 
     assert [word for word in words if word not in message] == [], message
 
 
-@each_path
-def test_an_unknown_parameter_gets_a_suggestion(api: Send, path: str) -> None:
-    names = list(schema_of(path))
-    others = {name for other in BODIES for name in schema_of(other)} - set(names) - set(SPECS[path].body.model_fields)
+@each_parameter
+def test_a_misspelled_parameter_gets_a_suggestion(api: Send, path: str, name: str) -> None:
     for place in (path, f"/models/{MODELS[path]}"):
-        for name in names:
-            assert f"did you mean `{name}`?" in error_of_body(api, place, with_parameters(path, **{f"{name}x": 1}))
-    for name in others:
+        assert f"did you mean `{name}`?" in error_of_body(api, place, with_parameters(path, **{f"{name}x": 1}))
+
+
+@each_path
+def test_a_parameter_of_another_task_is_refused_with_those_of_the_task(api: Send, path: str) -> None:
+    names = list(schema_of(path))
+    for name in {name for other in BODIES for name in schema_of(other)} - set(names) - set(SPECS[path].body.model_fields):
         message = error_of_body(api, path, with_parameters(path, **{name: 1}))
         assert message.startswith(f"`parameters` does not take `{name}`; ")
         assert all(f"`{parameter}`" in message for parameter in names)
@@ -265,24 +270,21 @@ def wrong_values(schema: dict[str, Any]) -> list[Any]:
     return [value for value in values if not Draft202012Validator(schema).is_valid(value)]
 
 
-@each_path
-def test_an_invalid_parameter_value_is_named(api: Send, path: str) -> None:
-    for name, field in schema_of(path).items():
-        for value in wrong_values(field):
-            if name == "output_attentions" and value == 1:
-                continue  # pydantic accepts 1 for the literal true
-            if name in ("candidate_labels", "targets") and isinstance(value, str):
-                continue  # a string is accepted in place of a list, which the schema does not say
-            message = error_of_body(api, path, with_parameters(path, **{name: value}))
-            assert message.startswith(f"`parameters.{name}"), (name, value, message)
+@each_parameter
+def test_an_invalid_parameter_value_is_named(api: Send, path: str, name: str) -> None:
+    for value in wrong_values(schema_of(path)[name]):
+        if name == "output_attentions" and value == 1:
+            continue  # pydantic accepts 1 for the literal true
+        if name in ("candidate_labels", "targets") and isinstance(value, str):
+            continue  # a string is accepted in place of a list, which the schema does not say
+        message = error_of_body(api, path, with_parameters(path, **{name: value}))
+        assert message.startswith(f"`parameters.{name}"), (value, message)
 
 
-@each_path
-def test_null_gives_the_default_value(api: Send, path: str) -> None:
-    expected = result(api, path, **BODIES[path])
-    for name, schema in schema_of(path).items():
-        if {"type": "null"} in schema.get("anyOf", []):
-            assert_same(expected, result(api, path, **with_parameters(path, **{name: None})))
+@each_parameter
+def test_null_gives_the_default_value(api: Send, path: str, name: str) -> None:
+    if {"type": "null"} in schema_of(path)[name].get("anyOf", []):
+        assert_same(result(api, path, **with_parameters(path, **{name: None})), result(api, path, **BODIES[path]))
 
 
 @pytest.mark.parametrize(
@@ -371,4 +373,4 @@ def test_a_text_of_several_windows_is_not_reported_as_truncated(api: Send, path:
     for response in (together, *alone):
         assert response.status_code == 200
         assert {"x-truncated", "x-hf-warning"}.isdisjoint(response.headers)
-    assert_same([response.json() for response in alone], together.json())
+    assert_same(together.json(), [response.json() for response in alone])

@@ -37,7 +37,7 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
         decode(classify, request, [{"logits": np.array(row, dtype=np.float32)} for row in windows], HEAD)
         for request, windows in zip(requests, case["logits"], strict=True)
     ]
-    assert_same(case["answer"], answers, tolerance=1e-6)
+    assert_same(answers, case["answer"], tolerance=1e-6)
 
 
 def test_every_text_has_as_many_windows_as_in_the_reference() -> None:

@@ -51,8 +51,8 @@ def test_texts_are_classified(api: Send) -> None:
     assert list(actual) == ["label", "score", "scores", "json"]
     assert actual["label"].tolist() == [result[0]["label"] for result in expected]
     assert decode_json(actual["json"]) == expected
-    assert_same([in_order(result, tiny.LABELS) for result in expected], actual["scores"].tolist())
-    assert_same([result[0]["score"] for result in expected], actual["score"].tolist())
+    assert_same(actual["scores"].tolist(), [in_order(result, tiny.LABELS) for result in expected])
+    assert_same(actual["score"].tolist(), [result[0]["score"] for result in expected])
     body = response.json()
     assert (body["model_name"], body["id"]) == ("classifier", "7")
     assert [output["datatype"] for output in body["outputs"]] == ["BYTES", "FP32", "FP32", "BYTES"]
@@ -96,7 +96,7 @@ def test_parameters_of_the_task_are_supported(api: Send) -> None:
 
     assert list(actual) == ["label", "score", "json"]
     assert decode_json(actual["json"]) == result(api, "/models/classifier", inputs=TEXTS, parameters=parameters)
-    assert_same([result[0]["score"] for result in decode_json(actual["json"])], actual["score"].tolist())
+    assert_same(actual["score"].tolist(), [result[0]["score"] for result in decode_json(actual["json"])])
 
 
 def test_texts_are_embedded(api: Send) -> None:
@@ -117,13 +117,13 @@ def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
 
     expected = result(api, "/models/ranker", query=query, texts=sentences, raw_scores=True)
     assert decode_json(ranking["json"]) == [expected]
-    assert_same([{i["index"]: i["score"] for i in expected}[place] for place in range(2)], ranking["score"].tolist())
+    assert_same(ranking["score"].tolist(), [{i["index"]: i["score"] for i in expected}[place] for place in range(2)])
     similar = result(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
     assert decode_json(similarities["json"]) == [similar]
-    assert_same(similar, similarities["score"].tolist())
+    assert_same(similarities["score"].tolist(), similar)
     zero_shot = result(api, "/models/nli", inputs=TEXTS, parameters=labels)
-    assert_same(zero_shot, decode_json(label_scores["json"]))
-    assert_same([in_order(result, ["dull", "great"]) for result in zero_shot], label_scores["scores"].tolist())
+    assert_same(decode_json(label_scores["json"]), zero_shot)
+    assert_same(label_scores["scores"].tolist(), [in_order(result, ["dull", "great"]) for result in zero_shot])
 
 
 def test_a_request_can_select_and_order_outputs(api: Send) -> None:

@@ -36,7 +36,7 @@ async def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: 
         assert max(len(feed["mask_index"]) for feed in feeds) > 5, "no batch was cut"
         feeds.clear()
         monkeypatch.setattr("bertserve.service.models.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
-        assert_same(whole, (await client.post("/fill-mask", json=body)).json())
+        assert_same((await client.post("/fill-mask", json=body)).json(), whole)
         masks = [len(feed["mask_index"]) for feed in feeds]
         assert sum(masks) == sum(MASKS)
         assert [count for count in masks if count > 4] == [5]
@@ -50,7 +50,7 @@ async def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch
         assert max(len(feed["input_ids"]) for feed in feeds) > 1, "no batch was made"
         feeds.clear()
         monkeypatch.setattr("bertserve.service.models.model.MAX_ATTENTION_WEIGHTS", 2 * 5 * 11**2)
-        assert_same(whole, (await client.post("/attention", json=body)).json())
+        assert_same((await client.post("/attention", json=body)).json(), whole)
         runs = [feed["input_ids"].shape for feed in feeds]
         assert [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2] == []
         assert {30, 16} <= {length for rows, length in runs if rows == 1}

@@ -107,7 +107,7 @@ def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: 
     actual = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [line.split(',"prediction"')[0] for line in actual] == [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)]
     expected = result_of(models, "/classify", TEXTS, top_k=2)
-    assert_same(expected, [row["prediction"] for row in read_rows(tmp_path / "out.jsonl")])
+    assert_same([row["prediction"] for row in read_rows(tmp_path / "out.jsonl")], expected)
     assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "models", "out.jsonl"]
 
 
@@ -161,7 +161,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
     expected = result(tmp_path / "models", f"/{TASKS[task].path}", **body)
     expected = expected[0] if TASKS[task].body.always_list else expected
     [actual] = [row["prediction"] for row in read_rows(output)]
-    assert_same(expected, json.loads(actual) if suffix == "csv" else without_nulls(actual))
+    assert_same(json.loads(actual) if suffix == "csv" else without_nulls(actual), expected)
 
 
 def without_nulls(value: Any) -> Any:

@@ -184,4 +184,4 @@ async def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:
     assert shapes <= shapes_of_plan
     assert len(shapes) > 2
     assert not exact[1] <= SHAPES
-    assert_same(exact[0], answer)
+    assert_same(answer, exact[0])

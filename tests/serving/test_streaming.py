@@ -50,7 +50,7 @@ def test_each_line_is_answered_in_order(models: Path, path: str) -> None:
     bodies = [{"inputs": "good " * (i % 7)} for i in range(50)] + [{"inputs": ["a", "b"], "parameters": {"top_k": 1}}]
     expected = [call(models, "POST", path, json=body).json() for body in bodies]
 
-    assert_same(expected, stream_lines(models, to_lines(*bodies), path=path))
+    assert_same(stream_lines(models, to_lines(*bodies), path=path), expected)
 
 
 @pytest.mark.parametrize("kind", ["application/jsonl", "application/x-ndjson; charset=utf-8", "Application/JSONLines"])

@@ -158,17 +158,17 @@ def error_of_inputs(api: Send | Path, path: str, inputs: Any, **parameters: Any)
     return error_of_body(api, path, {"inputs": inputs, "parameters": parameters})
 
 
-def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored_fields: Sequence[str] = ()) -> None:
+def assert_same(actual: Any, expected: Any, *, tolerance: float = 1e-5, ignored_fields: Sequence[str] = ()) -> None:
     """Asserts that two results are equal: floats within the tolerance, all other values exactly, except the ignored fields."""
     if isinstance(expected, list):
         assert isinstance(actual, list)
         for one, other in zip(expected, actual, strict=True):
-            assert_same(one, other, tolerance=tolerance, ignored_fields=ignored_fields)
+            assert_same(other, one, tolerance=tolerance, ignored_fields=ignored_fields)
     elif isinstance(expected, dict):
         assert sorted(actual) == sorted(expected)
         for key, value in expected.items():
             if key not in ignored_fields:
-                assert_same(value, actual[key], tolerance=tolerance, ignored_fields=ignored_fields)
+                assert_same(actual[key], value, tolerance=tolerance, ignored_fields=ignored_fields)
     else:
         assert actual == (pytest.approx(expected, abs=tolerance) if isinstance(expected, float) else expected)
 

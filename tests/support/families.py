@@ -318,11 +318,11 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 CASES = [(name, task) for name, family in FAMILIES.items() for task in ALL_HEADS if family.architecture(task)]
-# Cases of `make test`: each head once, in families that have little in common. `make test-all` has all cases.
+# Cases of `make test`, with their tracers: each head once, in families that have little in common. `make test-all` has all cases.
 SAMPLE = {
-    ("XLNet", "text-classification"),
-    ("GPT-2", "token-classification"),
-    ("ModernBERT", "question-answering"),
-    ("MPNet", "fill-mask"),
-    ("DeBERTa v3", "multiple-choice"),
+    ("XLNet", "text-classification", "torchscript"),
+    ("GPT-2", "token-classification", "torchscript"),
+    ("ModernBERT", "question-answering", "default"),
+    ("MPNet", "fill-mask", "torchscript"),
+    ("DeBERTa v3", "multiple-choice", "default"),
 }

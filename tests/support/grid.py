@@ -119,7 +119,7 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
         elif count or tokenizer.max_text_tokens(pair=pair) < tokenizer.spec.max_length:
             # without special tokens, an empty text has no tokens
             encodings.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
-    assert tokenizer.spec.max_length == len(encodings[-1])
+    assert len(encodings[-1]) == tokenizer.spec.max_length
     return encodings
 
 

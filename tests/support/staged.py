@@ -114,10 +114,10 @@ def operators(path: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(str(path)).graph.node)
 
 
-def assert_equal_outputs(expected: Path, actual: Path, feed: Feed, mask: Any = None, atol: float = 1e-5) -> None:
+def assert_equal_outputs(actual: Path, expected: Path, feed: Feed, mask: Any = None, atol: float = 1e-5) -> None:
     """Asserts that two graphs give the same outputs; rows of padding tokens are not compared."""
-    for a, b in zip(run(expected, feed), run(actual, feed), strict=True):
-        assert b.shape == a.shape
-        assert np.abs(a).max() > 0.1  # zeros would hide a difference
+    for a, b in zip(run(actual, feed), run(expected, feed), strict=True):
+        assert a.shape == b.shape
+        assert np.abs(b).max() > 0.1  # zeros would hide a difference
         positions = ... if mask is None or a.shape[:2] != mask.shape else mask.astype(bool)
         np.testing.assert_allclose(a[positions], b[positions], rtol=0, atol=atol)
