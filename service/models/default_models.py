@@ -51,7 +51,7 @@ def configured_defaults(settings: Settings, models: ModelTasks, broken: Mapping[
         names, base = candidates(models, task), base_task(task)
         # A task that models of any task can answer needs no default: with several such models, a request names the model. The default
         # of the base task, which precedes its derived tasks, is also the default of a derived task with the same models.
-        is_chosen = task in defaults or not broken.keys().isdisjoint((configured.get(task), configured.get(base or "")))
+        is_chosen = task in defaults or configured.get(task) in broken or configured.get(base or "") in broken
         if not is_chosen and len(names) > 1 and base is not None and ambiguous.get(base) != names:
             ambiguous[task] = names
     if ambiguous:
