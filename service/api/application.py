@@ -20,12 +20,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bertserve.service.api import error_responses, playground
 from bertserve.service.api.error_responses import ErrorFormat, ErrorLog
 from bertserve.service.api.formats import cohere, hugging_face, kserve, open_inference, openai, tei
-from bertserve.service.api.formats.open_inference import JSON_LENGTH_HEADER
 from bertserve.service.api.jsonl import LINES_TYPE, LINES_TYPES, LineStream
 from bertserve.service.api.open_requests import OpenRequests
 from bertserve.service.api.openapi import docs_routes
 from bertserve.service.api.receiving import read_body, until_disconnect
-from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, RequestContext
+from bertserve.service.api.request import JSON_LENGTH_HEADER, LARGE_BYTES, REQUEST_KEY, RequestContext
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute, RouteTable
 from bertserve.service.api.service_routes import service_routes
 from bertserve.service.app_state import AppState

@@ -42,7 +42,7 @@ _TIMEOUT_PARAMETER = {
     "schema": {"type": "integer", "minimum": 1},
     "description": "Milliseconds until the request must have started.",
 }
-# the statuses of errors, of requests to models and of others by their access; a route of a model or a task also has 404
+# the statuses of errors: of routes that run models, and of others by their access
 _MODEL_STATUSES = (400, 401, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504)
 _STATUSES: dict[Access, tuple[int, ...]] = {
     Access.PUBLIC: (),
@@ -56,7 +56,6 @@ _OTHER_TYPES = {
     BINARY_TYPE: {"type": "string", "format": "binary", "description": "JSON, followed by binary tensors."},
 }
 _PARAMETER = re.compile(r"\{(\w+)\}")  # in a path
-_OF_ONE_MODEL = re.compile(rf".*\{{name\}}|/({'|'.join(spec.path for spec in TASKS.values())})/")
 _SCRIPT, _STYLE, _ICON = "swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"  # files of the page, below _STATIC
 _STATIC = "docs/static"
 _TYPES = {_SCRIPT: "text/javascript; charset=utf-8", _STYLE: "text/css; charset=utf-8", _ICON: "image/png"}
@@ -155,7 +154,7 @@ def _errors(route: GuardedRoute) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the responses with errors by status."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}}
     statuses = _MODEL_STATUSES if isinstance(route, InferenceRoute) else _STATUSES[route.access]
-    if _OF_ONE_MODEL.match(route.path):
+    if _PARAMETER.search(route.path):
         statuses += (HTTPStatus.NOT_FOUND,)
     for status in sorted({route.error_format(status, "", "")[0] for status in statuses}):  # each format can change it
         yield str(int(status)), {"description": HTTPStatus(status).phrase, "content": content}

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 # bytes of a large body or response: reading or writing a larger one can block the event loop for up to 0.04 s
 LARGE_BYTES = 2**17
 _TIMEOUT = TIMEOUT_HEADER.encode()
+JSON_LENGTH_HEADER = b"inference-header-content-length"  # of the Open Inference Protocol: bytes of JSON before binary tensors
+_SINGLE = (b"content-type", b"content-encoding", _TIMEOUT, JSON_LENGTH_HEADER)
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _INTERNAL, _UNAUTHORIZED = HTTPStatus.INTERNAL_SERVER_ERROR.value, HTTPStatus.UNAUTHORIZED  # in Python 3.11, each look-up is a call
 
@@ -97,12 +100,17 @@ class RequestContext:
         """Checks the headers and the query of a request that runs models.
 
         Raises:
-            MalformedRequestError: A header that may occur only once occurs twice.
+            MalformedRequestError: A header that the service reads occurs more than once: a proxy can have used another one.
             InvalidValueError: The URL has a query.
             HttpError: The body is compressed.
         """
         if len(self.headers) < len(self.scope["headers"]):  # most requests have no header twice
-            self.check_single(b"content-type", b"content-encoding", _TIMEOUT)
+            sent = Counter(name for name, _ in self.scope["headers"])
+            for name in _SINGLE:
+                if sent[name] > 1:
+                    raise MalformedRequestError(
+                        "the request has the header `{name}` {count} times; send it once.", name=name.decode(), count=sent[name]
+                    )
         if self.scope["query_string"]:
             raise InvalidValueError(
                 "the URL has the query parameter `{name}`, but this path takes none; put it into the body.",
@@ -114,19 +122,6 @@ class RequestContext:
                     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                     "the body's encoding is `{encoding}`; send it uncompressed.",
                     encoding=CallerValue(encoding.decode("latin-1")),
-                )
-
-    def check_single(self, *names: bytes) -> None:
-        """Refuses headers that occur twice, because a proxy can have used the other one.
-
-        Raises:
-            MalformedRequestError: A header with one of these names occurs more than once.
-        """
-        sent = [name for name, _ in self.scope["headers"]]
-        for name in names:
-            if sent.count(name) > 1:
-                raise MalformedRequestError(
-                    "the request has the header `{name}` {count} times; send it once.", name=name.decode(), count=sent.count(name)
                 )
 
     def timeout_s(self) -> float:

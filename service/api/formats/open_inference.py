@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from bertserve.service import __version__
 from bertserve.service.api.call import Call, Headers
-from bertserve.service.api.request import RequestContext
+from bertserve.service.api.request import JSON_LENGTH_HEADER, RequestContext
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute, info, probe
 from bertserve.service.api.service_routes import readiness
 from bertserve.service.app_state import AppState
@@ -28,7 +28,6 @@ from bertserve.service.tasks import classify, embed, multiple_choice, rerank, si
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 
-JSON_LENGTH_HEADER = b"inference-header-content-length"  # bytes of JSON before binary tensors
 BINARY_TYPE = "application/octet-stream"  # of JSON with binary tensors after it
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
@@ -315,7 +314,6 @@ def _task_body(task: str, texts: Mapping[str, list[str]], parameters: Mapping[st
 
 def _parse_body(raw: bytes, request: RequestContext) -> tuple[InferBody, memoryview]:
     """Returns the JSON of a request, and the bytes after it."""
-    request.check_single(JSON_LENGTH_HEADER)
     header = request.headers.get(JSON_LENGTH_HEADER)
     size = len(raw) if header is None else int(header) if header.isdigit() and len(header) < 16 else 0
     if header is not None and not 0 < size <= len(raw):
