@@ -61,14 +61,12 @@ class Pattern:
         ids: Token ids of the whole text.
         masks: Positions of the masks.
         slots: The slots of the masks, in order.
-        runs: Maximum number of texts that are run.
         start: Position of the first token that is read.
     """
 
     ids: list[int]
     masks: list[int]
     slots: tuple[Slot, ...]
-    runs: int
     start: int
 
     def filled(self, tokens: TokenTuple, start: int, stop: int) -> list[int]:
@@ -119,12 +117,12 @@ def fill_jointly(
             texts=len(slots) ** len(masks),
             limit=MAX_PATTERNS,
         )
-    patterns = [_pattern(ids, masks, chosen, beam, tokenizer) for chosen in product(slots, repeat=len(masks))]
+    patterns = [_pattern(ids, masks, chosen, tokenizer) for chosen in product(slots, repeat=len(masks))]
     longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     count = min(top_k, sum(slot.count for slot in slots) ** len(masks))
     room = tokenizer.max_text_tokens(pair=False)
     specials = tokenizer.spec.max_length - room
-    tokens = sum(pattern.runs * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
+    tokens = sum(_max_runs(pattern.slots, beam) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
     cost = candidates_cost(input_.text, longest, count, masks=mask_count) + Cost(reserved_tokens=tokens)
     yield Step([], cost, truncated=longest > room, warnings=warnings)  # the search starts after its total cost has been checked
     return (yield from _search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
@@ -143,7 +141,7 @@ def build_slots(targets: Mapping[TokenTuple, str]) -> list[Slot]:
     return slots
 
 
-def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], beam: int, tokenizer: Tokenizer) -> Pattern:
+def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], tokenizer: Tokenizer) -> Pattern:
     count = sum(slot.size for slot in slots)
     if count > MAX_JOINT_MASKS:
         hint = "" if count == len(masks) else f" with a mask for each token of {'its' if len(masks) == 1 else 'their'} targets"
@@ -172,7 +170,7 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], beam
         )
     middle = (positions[0] + positions[-1]) // 2
     start = min(max(middle - room // 2, positions[-1] - room + 1, 0), max(len(expanded) - room, 0))
-    return Pattern(expanded, positions, slots, _max_runs(slots, beam), start)
+    return Pattern(expanded, positions, slots, start)
 
 
 def _max_runs(slots: Sequence[Slot], beam: int) -> int:
