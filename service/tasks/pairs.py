@@ -13,15 +13,15 @@ Cut = Callable[[int, int, int], tuple[range, range]]
 
 
 def encode_pairs(tokenizer: Tokenizer, first: str, others: Iterable[str], cut: Cut) -> tuple[list[Encoding], bool]:
-    """Returns the encodings of a text with each other text, and whether a pair is cut."""
-    encodings, is_cut = [], False
+    """Returns the encodings of a text with each other text, and whether a pair is truncated."""
+    encodings, truncated = [], False
     texts = tokenizer.tokenize_lazily(chain([first], others))
     a = next(texts)
     for index, b in enumerate(texts):
         kept_a, kept_b = cut(index, len(a), len(b))
-        is_cut |= len(kept_a) + len(kept_b) < len(a) + len(b)
+        truncated |= len(kept_a) + len(kept_b) < len(a) + len(b)
         encodings.append(tokenizer.assemble(a.ids[kept_a.start : kept_a.stop], b.ids[kept_b.start : kept_b.stop]))
-    return encodings, is_cut
+    return encodings, truncated
 
 
 def longest_first(tokenizer: Tokenizer, side: Side | None = None, *, must_fit: bool, field: str, option: str) -> Cut:
