@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -130,11 +130,10 @@ def _score(command: Score) -> int:
         return score(settings, source, Path(command.output), rejected, formats, command.max_rejected)
     if "parquet" in formats:
         raise SettingsError("the output - cannot be Parquet; give a file.")
-    max_rejected = 0 if command.rejected is None else command.max_rejected
-    place = gettempdir() if command.rejected is None else command.rejected.absolute().parent
+    max_rejected = command.max_rejected if command.rejected else 0
     try:
         # the parts of the output need a folder
-        with TemporaryDirectory(dir=place, prefix=".score-") as folder:
+        with TemporaryDirectory(dir=command.rejected and command.rejected.absolute().parent, prefix=".score-") as folder:
             output = Path(folder) / "output"
             code = score(settings, source, output, command.rejected or Path(folder) / "rejected", formats, max_rejected)
             with output.open("rb") as file:
@@ -144,7 +143,7 @@ def _score(command: Score) -> int:
         raise
     except OSError as error:
         drop_stdout()
-        raise StartError(f"cannot write to stdout or `{place}` ({error.strerror}); fix that, and try again.") from error
+        raise StartError(f"the output - or a file next to --rejected cannot be written: {error}; fix that, and try again.") from error
     return code
 
 

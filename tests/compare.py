@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.bench import generator
+from bertserve.bench.measurement import summarize
 from bertserve.bench.raw_loop import WARM_UP_SHARE, RawFeed, RawLoop
-from bertserve.bench.target import OK, Body, Target, build_bodies, parse_url
+from bertserve.bench.target import OK, Body, Target, build_bodies, parse_url, read_run_totals
 from bertserve.service.errors import StartError
-from support import metric
 from support.replica import ServeProcess, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
@@ -116,31 +115,22 @@ def _measure_all(tree: Path, log: Path, loads: Sequence[LoadSpec], seconds: floa
 
 def _measure(replica: ServeProcess, load: LoadSpec, seconds: float, bundle: Path | None) -> Result:
     bodies = build_bodies(load.workload, path="/classify")
-    target = Target(parse_url(f"{replica.url}/classify"), bodies, {})
-    before = _cpu_s(replica.process.pid), _batch_rows(replica)
+    target = Target(parse_url(f"{replica.url}/classify"), bodies, {}, {"name": GRAPH})
+    cpu_s, totals = _cpu_s(replica.process.pid), read_run_totals(target)
     result = generator.Load(target, load.connections, seconds=seconds, warmup_s=WARM_UP_S, timeout_s=30)
     result.run(threading.Event())
-    after = _cpu_s(replica.process.pid), _batch_rows(replica)
-    answers = [record for record in result.records if record.outcome == OK]
-    start, end = result.measured
-    if not answers:
+    cpu_s, totals = _cpu_s(replica.process.pid) - cpu_s, read_run_totals(target) - totals
+    metrics = summarize(load.name, result, totals, open_loop=False)
+    if not metrics.latency:
         raise StartError(f"no request of `{load.name}` was answered; the log of the service: {replica.log.read_text()}")
-    rows, runs = (new - old for old, new in zip(before[1], after[1], strict=True))
-    graph_ms = None if bundle is None else 1000 * _graph_s(bundle, bodies, rows / runs, seconds)
-    rps = sum(start <= record.ended < end for record in answers) / (end - start)
-    return Result(rps, 1000 * (after[0] - before[0]) / len(answers), graph_ms)
+    graph_ms = None if bundle is None else 1000 * _graph_s(bundle, bodies, metrics.batches["mean_rows"], seconds)
+    answers = sum(record.outcome == OK for record in result.records)
+    return Result(metrics.rps, 1000 * cpu_s / answers, graph_ms)
 
 
 def _cpu_s(pid: int) -> float:
     """Returns the processor seconds of all threads of a process."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-
-
-def _batch_rows(replica: ServeProcess) -> tuple[float, float]:
-    """Returns the rows of all runs so far, and the number of runs."""
-    with urllib.request.urlopen(f"{replica.url}/metrics") as answer:
-        page = answer.read().decode()
-    return metric(page, "batch_rows_sum"), metric(page, "batch_rows_count")
 
 
 def _graph_s(bundle: Path, bodies: Sequence[Body], rows: float, seconds: float) -> float:
