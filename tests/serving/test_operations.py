@@ -9,6 +9,7 @@ import pytest
 
 from bertserve.service import __version__
 from bertserve.service.api.application import FORMATS
+from bertserve.service.api.formats.open_inference import BINARY_TYPE
 from bertserve.service.api.routing import InferenceRoute
 from support import tiny
 from support.app_client import call, post, serving, state_of
@@ -100,6 +101,9 @@ def test_the_description_has_an_id_of_each_operation_and_its_errors_by_status(mo
     )
     assert (own - openai, {"401", "413", "429", "503", "504"} - openai) == ({"422"}, set())
     assert load == {"200", "401", "403", "404", "409", "422", "default"}
+    infer = document["paths"]["/v2/models/{name}/infer"]["post"]
+    assert infer["requestBody"]["content"].keys() == infer["responses"]["200"]["content"].keys() == {"application/json", BINARY_TYPE}
+    assert '"docExpansion": "none"' in call(models, "GET", "/docs").text  # its sections are folded
 
 
 def shape(value: Any) -> Any:
