@@ -1,8 +1,4 @@
-"""bert-export calibrate: reads flags and returns exit codes.
-
-Exit codes: 0 the bundle is written, 1 it is not, because a calibration is worse or an aim is not reached, 2 wrong usage or data, 3 a
-required package is not installed.
-"""
+"""bert-export calibrate: reads flags and returns exit codes (docs/reference/export-flags.md)."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,9 +1,6 @@
-"""bert-export: turns flags into ExportOptions; prints progress and reports, returns exit codes.
+"""bert-export: turns flags into ExportOptions; prints progress and reports, returns exit codes (docs/reference/export-flags.md).
 
 `verify_cli` has the subcommand `verify`, and `calibrate_cli` has `calibrate`.
-
-Exit codes: 0 success, 1 the export failed, 2 wrong usage or texts, an existing bundle or a running export with the same name, 3 a
-required package is not installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
 import argparse

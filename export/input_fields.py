@@ -1,7 +1,12 @@
 """Reads the input in a JSON object of a user's file, with the field names of the service and of GLUE."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from bertserve.export.errors import UsageError
+from bertserve.service.errors import BertServeError
 from bertserve.service.messages import SHOWN_CHARS, did_you_mean
 
 JsonObject = dict[str, Any]
@@ -45,6 +50,15 @@ def _input_keys(document: JsonObject) -> tuple[str, ...]:
     raise ValueError(
         "it has no input; give `inputs`, `text`, `text` and `text_pair`, `tokens`, `question` and `context`, or `question` and `choices`."
     )
+
+
+@contextmanager
+def naming_line(path: Path, line: int | None) -> Iterator[None]:
+    """Raises the errors of a line's values with its file and its number."""
+    try:
+        yield
+    except (BertServeError, ValueError) as error:
+        raise UsageError(f"`{path}` line {line}: {error}") from error
 
 
 def read_text_list(document: JsonObject, name: str) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from bertserve.export.errors import UsageError, log
-from bertserve.export.input_fields import INPUT_KEYS, read_input
+from bertserve.export.input_fields import INPUT_KEYS, naming_line, read_input
 from bertserve.service.bundle.manifest import Int8Split, Manifest, TextDigests
-from bertserve.service.errors import BertServeError, StartError
+from bertserve.service.errors import StartError
 from bertserve.service.messages import plural, quote_names
 from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Tokenizer
@@ -62,20 +62,16 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
 
 
 def _read_row(path: Path, row: Row) -> TextOrPair:
-    try:
+    with naming_line(path, row.line):
         if row.error is not None:
             raise row.error
         value: Any = read_input({name: value for name, value in row.values.items() if value != ""})
-    except (ValueError, BertServeError) as error:
-        raise UsageError(f"`{path}` line {row.line}: {error}") from error
-    if isinstance(value, dict):
-        fields = next((fields for fields in (("text",), ("text", "text_pair"), ("question", "context")) if value.keys() == {*fields}), ())
-        value = value["text"] if fields == ("text",) else tuple(value[name] for name in fields)
-    parts = value if isinstance(value, tuple) else (value,)
-    if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
-        raise UsageError(
-            f"`{path}` line {row.line} has no text and no pair; give `text`, `text` and `text_pair`, or `question` and `context`."
-        )
+        if isinstance(value, dict):
+            fields = next((names for names in (("text",), ("text", "text_pair"), ("question", "context")) if value.keys() == {*names}), ())
+            value = value["text"] if fields == ("text",) else tuple(value[name] for name in fields)
+        parts = value if isinstance(value, tuple) else (value,)
+        if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
+            raise ValueError("it has no text and no pair; give `text`, `text` and `text_pair`, or `question` and `context`.")
     return value
 
 

@@ -1,7 +1,4 @@
-"""bert-export verify: turns flags into VerifyOptions; prints the report, returns exit codes.
-
-Exit codes: 0 all checks passed, 1 a check failed, 2 wrong usage or data, 3 a required package is not installed.
-"""
+"""bert-export verify: turns flags into VerifyOptions; prints the report, returns exit codes (docs/reference/export-flags.md)."""
 
 import argparse
 import json

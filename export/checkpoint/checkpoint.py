@@ -1,9 +1,4 @@
-"""A loaded checkpoint as a plain record: a PyTorch model, its tokenizer, and the facts that later stages need.
-
-Its floating-point operations are counted while the model runs, because layers can be shared, and any kind of product can use weights.
-Matrix products and convolutions count, with two operations per multiplication and addition, at three lengths. Constant costs
-are left out: layers for [CLS] only, and tables of relative positions, which a batch needs once.
-"""
+"""A loaded checkpoint as a plain record: a PyTorch model, its tokenizer, and the facts that later stages need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,7 +89,9 @@ class Checkpoint:
 def count_flops(checkpoint: Checkpoint) -> Flops:
     """Counts the floating-point operations of a text in three runs of the model: a term linear in its tokens, and a quadratic one.
 
-    A head that reads every position counts at all of them. For a masked language model, a text has one mask.
+    They are counted while the model runs, because layers can be shared, and any kind of product can use weights. Matrix products and
+    convolutions count, with two operations per multiplication and addition. Constant costs are left out: layers for [CLS] only, and tables
+    of relative positions, which a batch needs once. For a masked language model, a text has one mask.
     """
     # FlopCounterMode fails on a view of a trainable parameter that a module gets as its input
     checkpoint.model.requires_grad_(False)

@@ -77,12 +77,7 @@ def load_pretrained(files: SourceFiles, task: Task, auto_class: Any, config: Any
 
 
 def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: PreTrainedModel, ignored: Sequence[str] = ()) -> None:
-    """Refuses weights that the model should have used.
-
-    Weights of other heads that transformers has for the model's configuration are harmless, and so are buffers of position ids.
-    transformers does not report weights that a model's class declares as ignored. `ignored` has the user's patterns of names of harmless
-    weights, with `*` for any characters.
-    """
+    """Refuses weights that the model should have used; `ignored` has the user's patterns of names of harmless weights."""
     names = sorted(name for name in unexpected if not any(fnmatchcase(name, pattern) for pattern in ignored))
     if not names:
         return

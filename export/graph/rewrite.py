@@ -1,7 +1,4 @@
-"""Shared parts of all graph passes: loading and saving a model, its constants and its linear layers.
-
-Linear layers are products with constant matrices, which int8 replaces, with the additions of their biases.
-"""
+"""Shared parts of all graph passes: loading and saving a model, its constants and its linear layers."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -91,11 +88,7 @@ def add_to_output(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, part: ir.V
 
 @dataclass(frozen=True)
 class Linear:
-    """A product with a constant matrix, and the addition of its bias, if any. The input may be replaced.
-
-    Attributes:
-        matmul: The node of the product.
-    """
+    """A product `matmul` with a constant matrix, and the addition of its bias, if any. The input may be replaced."""
 
     matmul: ir.Node
 

@@ -1,18 +1,15 @@
 """Reads JSON Lines of inputs with or without correct answers, for `verify --data` and `calibrate`."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertserve.export.errors import UsageError
-from bertserve.export.input_fields import JsonObject, read_input
+from bertserve.export.input_fields import JsonObject, naming_line, read_input
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.served_graph import validate_body
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import BertServeError
 from bertserve.service.scoring.rows import Row, read_json_lines
 
 _FORMAT = (
@@ -54,7 +51,7 @@ def read_data(path: Path, manifest: Manifest) -> list[LabeledRow]:
     if not rows:
         raise UsageError(f'`{path}` has no lines; give one JSON object per line, such as {{"inputs": "a text"}}.')
     for row in rows:
-        with _naming_line(path, row):
+        with naming_line(path, row.line):
             if row.error is not None:
                 raise ValueError(f"{row.error} {_FORMAT}")
             parameters.append({} if row.values.get("parameters") is None else row.values["parameters"])
@@ -62,18 +59,9 @@ def read_data(path: Path, manifest: Manifest) -> list[LabeledRow]:
                 raise ValueError("`parameters` must be an object.")
             golds.append(task.read_gold(dict(row.values), manifest))
     for row, values in zip(rows, task.data_parameters(parameters, golds), strict=True):
-        with _naming_line(path, row):
+        with naming_line(path, row.line):
             inputs = read_input(dict(row.values))
             if isinstance(inputs, list):
                 raise ValueError("`inputs` is a list; give one input per line.")
             [row.input] = validate_body(task, {"inputs": inputs, "parameters": values}).task_inputs(manifest)
     return [LabeledRow(row, gold) for row, gold in zip(rows, golds, strict=True)]
-
-
-@contextmanager
-def _naming_line(path: Path, row: Row) -> Iterator[None]:
-    """Raises the errors of a row's values with its file and line."""
-    try:
-        yield
-    except (BertServeError, ValueError) as error:
-        raise UsageError(f"`{path}` line {row.line}: {error}") from error
