@@ -25,12 +25,14 @@ Feed = Mapping[str, NDArray[Any]]
 TextToCut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
 
 
-def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
-    """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one without padding.
+def make_feeds(
+    texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None, *, padding: int = 0
+) -> list[Feed]:
+    """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one.
 
     Lines are cut to `MAX_LINE_TOKENS`, and pairs of lines to twice as many. Passages, and pairs of the user's file, are cut to the longest
     length in `PASSAGE_COUNTS` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default,
-    `inputs` are those of the traced graph.
+    `inputs` are those of the traced graph. A number of tokens `padding` is added on the right.
     """
     task, longest = EXPORT_TASKS[checkpoint.task], max(PASSAGE_COUNTS)
     tokenized_pairs = [_tokenize(tokenizer, pair, longest) for pair in texts.pairs]
@@ -42,7 +44,8 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     encodings = [_assemble_single(tokenizer, *text, mask_id=mask_id, first_mask=i) for i, text in enumerate(singles)]
     for (first, _), (second, max_tokens) in pairs:
         encodings.append(_assemble_pair(tokenizer, first, second, max(2 * MAX_LINE_TOKENS, max_tokens), long_second=task.needs_pairs))
-    return [build_feed([encoding], checkpoint.inputs if inputs is None else inputs, (1, len(encoding))) for encoding in encodings]
+    inputs, pad_id = checkpoint.inputs if inputs is None else inputs, checkpoint.tokenizer.pad_id
+    return [build_feed([encoding], inputs, (1, len(encoding) + padding), pad_id=pad_id) for encoding in encodings]
 
 
 def _tokenize(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[TextToCut]:

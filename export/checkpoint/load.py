@@ -30,7 +30,7 @@ from bertserve.export.checkpoint.weights import load_pretrained
 from bertserve.export.errors import ExportError
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Combine, Embedding, Layers, MaskToken, Task, TextPart, TokenTypes
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, MaskToken, Task, TextPart, TokenizerSpec, TokenTypes
 from bertserve.service.tasks import embed, question_answering
 
 
@@ -86,20 +86,11 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
         defaults = {} if options.combine is None else {"default_layers": numbers, "combine": options.combine}
         embedding = embedding.model_copy(update={"layers": graph_layers} | defaults)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
-    head_labels, export_task = fixed_labels(model), EXPORT_TASKS[task]
-    pairs_only = head_labels is not None and export_task.takes_pairs  # these classifiers score the relation of two texts
-    requires_pair = export_task.needs_pairs or pairs_only
-    single, pair, token_types = _templates(files, task, model, tokenizer, options, requires_pair=requires_pair)
-    inputs = signature.model_inputs(model, tokenizer, token_types)
-    set_pad_token(source, model, tokenizer, (*single, *(pair or ())))
     # sentence-transformers replaces the tokenizer's limit by its own
     max_length = _usable_length(source, task, model, transformer_settings.max_length or tokenizer.model_max_length)
-    padding = _padding(source, model, tokenizer, inputs, max_length)
-    if export_task.fills_masks and tokenizer.mask_token is None:
-        raise ExportError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
-    mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if export_task.fills_masks else None
-    spec = make_tokenizer_spec(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=pairs_only)
-    card = find_card(files.folder)
+    spec, token_types = _read_tokenizer_spec(files, task, model, tokenizer, options, max_length)
+    inputs = signature.model_inputs(model, tokenizer, token_types)
+    head_labels, export_task, card = fixed_labels(model), EXPORT_TASKS[task], find_card(files.folder)
     checkpoint = Checkpoint(
         origin=files.origin(card, options.ignored_weights, token_types),
         model=model,
@@ -166,6 +157,23 @@ def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
             "if transformers' class gives the correct answers, otherwise export the model with --module."
         )
     return chosen_task, auto_class
+
+
+def _read_tokenizer_spec(
+    files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, options: LoadOptions, max_length: int
+) -> tuple[TokenizerSpec, TokenTypes | None]:
+    """Returns the manifest's entry for the tokenizer, and the token types of its templates; the tokenizer gets a padding token."""
+    source, export_task = files.source, EXPORT_TASKS[task]
+    pairs_only = fixed_labels(model) is not None and export_task.takes_pairs  # these classifiers score the relation of two texts
+    requires_pair = export_task.needs_pairs or pairs_only
+    single, pair, token_types = _templates(files, task, model, tokenizer, options, requires_pair=requires_pair)
+    set_pad_token(source, model, tokenizer, (*single, *(pair or ())))
+    padding = _padding(source, model, tokenizer, signature.model_inputs(model, tokenizer, token_types), max_length)
+    if export_task.fills_masks and tokenizer.mask_token is None:
+        raise ExportError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
+    mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if export_task.fills_masks else None
+    spec = make_tokenizer_spec(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=pairs_only)
+    return spec, token_types
 
 
 def _templates(

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 
@@ -14,7 +13,6 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.gpu.fp16 import convert_to_fp16
 from bertserve.export.gpu.small_outputs import add_small_outputs
 from bertserve.export.graph import onnx_files, ort_fusion
-from bertserve.export.inference import Feed
 from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ShapeBucket, ShapePlan
 from bertserve.service.providers import PROVIDERS, Provider, split_into_ranges
@@ -37,26 +35,16 @@ def build_for_cuda(build_input: GraphBuildInput, precisions: Sequence[Precision]
     yield graph
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
-            feeds = inference.make_feeds(build_input.texts.calibration, checkpoint, build_input.tokenizer, fused.inputs)
-            spec, padding = checkpoint.tokenizer, 3
-            short_feeds = [feed for feed in feeds if inference.token_count(feed) + padding <= spec.max_length]
-            padded_feeds = [_pad_right(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
+            feeds, padded_feeds = (
+                inference.make_feeds(build_input.texts.calibration, checkpoint, build_input.tokenizer, fused.inputs, padding=padding)
+                for padding in (0, 3)
+            )
+            padded_feeds = [feed for feed in padded_feeds if inference.token_count(feed) <= checkpoint.tokenizer.max_length][:8]
             counts, error = convert_to_fp16(fp32_path, fp16_path, work, feeds, padded_feeds)
             report = fused.validation.model_copy(update={"quantized": counts, "quantization_error": error})
             half = fused.model_copy(update={"file": "model.cuda.fp16.onnx", "precision": "fp16", "validation": report})
             graph = add_small_outputs(fp16_path, build_input.folder / half.file, half, checkpoint)
         yield graph
-
-
-def _pad_right(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
-    """Returns the inputs of a text with padding tokens after it, so that a mask has different values."""
-    fills = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
-    return {
-        spec.name: np.pad(feed[spec.name], ((0, 0), (0, tokens)), constant_values=fills[spec.fill])
-        if spec.fill in fills
-        else feed[spec.name]
-        for spec in inputs
-    }
 
 
 def build_for_tensorrt(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[GraphSpec]:
