@@ -15,6 +15,7 @@ from bertserve.service.models.preparer import MAX_PREPARE_CHARS
 from bertserve.service.scheduling.records import Batch
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.text.tokenizer import INLINE_CHARS
+from support import until
 from support.scheduler_harness import Harness, constant_seconds
 
 
@@ -51,7 +52,7 @@ async def test_a_failing_batch_runs_again_in_halves(harness: Harness) -> None:
     blocker = await harness.block()
     harness.work.guilty = {5}
     tasks = [harness.submit(i) for i in range(8)]
-    await asyncio.sleep(0)
+    await harness.until_queued(8)
     harness.work.gate.set()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [str(error) for error in outcomes if isinstance(error, Exception)] == ["guilty: [5]"]
@@ -65,10 +66,10 @@ async def test_a_cancelled_request_is_not_retried(harness: Harness) -> None:
     blocker = await harness.block()
     harness.work.guilty = {"bad"}
     stayer, leaver, bad = [harness.submit(payload) for payload in ("stayer", "leaver", "bad")]
-    await asyncio.sleep(0)
+    await harness.until_queued(3)
     await harness.work.let_one_pass()
     leaver.cancel()
-    await asyncio.sleep(0)
+    await asyncio.wait([leaver])
     harness.work.gate.set()
     assert await stayer == ["stayer"]
     with pytest.raises(EngineError, match="guilty"):
@@ -98,7 +99,6 @@ async def test_current_runs_count_in_the_predicted_wait(harness: Harness) -> Non
     """If all threads are busy for longer than the deadline, a request is refused although the queue is empty."""
     harness.work.gate.clear()
     long = harness.submit("long", runner=harness.runs(seconds=constant_seconds(8.0)), tokens=60)
-    await asyncio.sleep(0)
     await asyncio.to_thread(harness.work.started.acquire)
     with pytest.raises(RefusedError) as error:
         await harness.run("text", tokens=60, timeout_s=100.0)
@@ -145,8 +145,7 @@ async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(harness: Ha
     texts = [[Text() for _ in range(1 + i % 3)] for i in range(1000)]
     alive.update(text for some in texts for text in some)
     tasks = [harness.submit(*some, runner=[alone, harness.runner][i % 2], tokens=1 + i % 60) for i, some in enumerate(texts)]
-    await asyncio.sleep(0)
-    assert harness.queue.queue_items == len(alive) + 1
+    await harness.until_queued(len(alive) + 1)
     for task in tasks:
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -163,7 +162,6 @@ async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(harness: Ha
 async def test_a_request_expires_only_while_an_item_waits(harness: Harness) -> None:
     harness.work.gate.clear()
     running = harness.submit("running", timeout_s=0.3)
-    await asyncio.sleep(0)
     await asyncio.to_thread(harness.work.started.acquire)
     with pytest.raises(ExpiredError):
         await harness.run("late", timeout_s=0.3)  # it ends after the deadline of the one that runs
@@ -176,7 +174,6 @@ async def test_a_request_expires_between_two_runs(harness: Harness) -> None:
     """The deadline passed during the first run, when no item waited."""
     harness.work.gate.clear()
     request = harness.submit("first", then=["second"], timeout_s=10.0)
-    await asyncio.sleep(0)
     await asyncio.to_thread(harness.work.started.acquire)
     harness.clock.now += 11.0
     harness.work.gate.set()
@@ -189,10 +186,9 @@ async def test_stop_answers_admitted_requests_and_refuses_new_ones(harness: Harn
     assert not Harness().scheduler.ready  # it has not started
     blocker = await harness.block()
     waiting = harness.submit("waiting")
-    await asyncio.sleep(0)
+    await harness.until_queued(1)
     stopping = asyncio.ensure_future(harness.scheduler.stop(10))
-    await asyncio.sleep(0)
-    assert not harness.scheduler.ready
+    await until(lambda: not harness.scheduler.ready)
     with pytest.raises(UnavailableError):
         await harness.run("x")
     harness.work.gate.set()
@@ -249,7 +245,7 @@ async def test_an_error_of_a_request_does_not_affect_its_batch_mates(harness: Ha
         payload: harness.submit(payload, runner=runner, finish=lambda results: fails(results, "finish"))
         for payload in ("good", "bad", "fine", "well")
     }
-    await asyncio.sleep(0)
+    await harness.until_queued(4)
     harness.work.gate.set()
     with pytest.raises(expected, match=message):
         await tasks.pop("bad")
@@ -262,9 +258,9 @@ async def test_an_error_of_a_request_does_not_affect_its_batch_mates(harness: Ha
 async def test_stop_waits_for_requests_that_are_tokenized(harness: Harness) -> None:
     gate = threading.Event()
     tokenized = harness.submit("x", tokenize=lambda: gate.wait(20))
-    await asyncio.sleep(0)
+    await until(lambda: harness.preparer.prepare_chars > 0)
     stopping = asyncio.ensure_future(harness.preparer.stop(10))
-    await asyncio.sleep(0)
+    await until(lambda: not harness.scheduler.ready)
     gate.set()
     assert await tokenized == ["x"]
     await stopping
@@ -289,7 +285,7 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
 async def test_texts_that_wait_to_be_tokenized_are_limited(harness: Harness) -> None:
     gate, prepare = threading.Event(), harness.preparer.prepare
     running, waiting = (asyncio.ensure_future(prepare(gate.wait, MAX_PREPARE_CHARS // 2, 20.0)) for _ in range(2))
-    await asyncio.sleep(0)
+    await until(lambda: harness.preparer.prepare_chars == MAX_PREPARE_CHARS)
     with pytest.raises(RefusedError):
         await prepare(list, INLINE_CHARS + 1, 20.0)
     with pytest.raises(ExpiredError):
@@ -351,7 +347,7 @@ async def test_a_decoder_delays_neither_its_batch_mates_nor_the_next_items_of_ot
     blockers = [await harness.block(), await harness.block()]
     first = harness.submit("first", then=["second"])
     slow = harness.submit("slow", finish=lambda results: decoder.wait(20) and list(results))
-    await asyncio.sleep(0)
+    await harness.until_queued(2)
     harness.work.gate.set()
     assert await first == ["second"]
     assert not slow.done()

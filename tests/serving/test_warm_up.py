@@ -42,12 +42,14 @@ async def test_a_gpu_model_runs_its_planned_shapes_on_each_thread(tmp_path: Path
 @pytest.mark.harness(threads=2)
 async def test_requests_are_answered_between_setup_calls(harness: Harness) -> None:
     """Those after a reload take seconds, and the requests of other models must not wait for all of it."""
-    gates = [threading.Event() for _ in range(3)]
-    calls = [lambda gate=gate: gate.wait(20) for gate in gates]
+    entries, gates = threading.Semaphore(0), [threading.Event() for _ in range(3)]
+    calls = [lambda gate=gate: (entries.release(), gate.wait(20)) for gate in gates]
     setup = asyncio.ensure_future(asyncio.to_thread(harness.scheduler.on_each_thread, calls))
     for gate in gates:
+        for _ in THREADS:
+            await asyncio.to_thread(entries.acquire)
         request = harness.submit("text")
-        await asyncio.sleep(0)  # it waits before the threads end their call
+        await harness.until_queued(1)
         gate.set()
         await request
     await setup

@@ -37,7 +37,7 @@ async def test_a_thread_that_hangs_is_replaced(harness: WatchdogHarness) -> None
     blockers = [await harness.block(), await harness.block()]
     harness.work.guilty = {"bad"}
     good, bad = harness.submit("good"), harness.submit("bad")
-    await asyncio.sleep(0)
+    await harness.until_queued(2)
     await harness.work.let_one_pass()  # the blockers end, and the two share a run
     await harness.work.let_one_pass()  # the batch has failed, and its first half hangs
     await asyncio.gather(*blockers)
@@ -66,12 +66,12 @@ async def test_after_as_many_hangs_as_threads_nothing_runs(harness: WatchdogHarn
     assert (harness.hangs, harness.scheduler.ready) == (1, True)
     blockers.append(await harness.block())
     await harness.wait_for_idle_thread()
-    waiting = harness.submit("waiting", runner=harness.runs(seconds=constant_seconds(2.0)))
-    await asyncio.sleep(0)
+    running = harness.submit("running", runner=harness.runs(seconds=constant_seconds(2.0)))
+    await asyncio.to_thread(harness.work.started.acquire)
     harness.look(6)
     assert (harness.hangs, harness.scheduler.ready) == (2, False)
     assert [*map(type, await asyncio.gather(*blockers, return_exceptions=True))] == [EngineError, EngineError]
-    for late in (waiting, harness.submit("late")):
+    for late in (running, harness.submit("late")):
         with pytest.raises(UnavailableError) as refusal:
             await late
         assert refusal.value.values["reason"] == harness.scheduler.failure
@@ -99,7 +99,7 @@ async def test_decoding_is_no_hang_however_long_it_takes(harness: WatchdogHarnes
 
     blocker = await harness.block()
     tasks = [harness.submit(payload, finish=decode) for payload in "abc"]
-    await asyncio.sleep(0)
+    await harness.until_queued(3)
     harness.work.gate.set()
     assert await asyncio.gather(*tasks) == [["a"], ["b"], ["c"]]
     assert (harness.hangs, len(harness.work.batches)) == (0, 2)
@@ -213,7 +213,7 @@ async def test_after_a_lost_device_only_another_process_helps(harness: WatchdogH
     blockers = [await harness.block(), await harness.block()]
     failures = [harness.submit(payload, runner=harness.runs(lose, shares_batches=False)) for payload in "ab"]
     waiting = harness.submit("c", runner=harness.runs(seconds=constant_seconds(1.0)))
-    await asyncio.sleep(0)
+    await harness.until_queued(3)
     harness.work.gate.set()
     for task in (*failures, waiting, harness.submit("late")):
         with pytest.raises(UnavailableError) as error:

@@ -12,6 +12,7 @@ from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.text.tokenizer import INLINE_CHARS
+from support import until
 from support.fakes import FakeItem, FakeRunner, ManualClock
 
 
@@ -109,11 +110,14 @@ class Harness:
     def submit(self, *payloads: Any, **options: Any) -> asyncio.Task[Any]:
         return asyncio.ensure_future(self.run(*payloads, **options))
 
+    async def until_queued(self, items: int) -> None:
+        """Waits until this many items wait."""
+        await until(lambda: self.queue.queue_items == items)
+
     async def block(self) -> asyncio.Task[Any]:
         """Occupies one thread until the gate opens, and returns the task of that request."""
         self.work.started = threading.Semaphore(0)  # discards the starts of earlier runs
         self.work.gate.clear()
         task = self.submit("blocker", runner=self.runs(shares_batches=False))
-        await asyncio.sleep(0)
         await asyncio.to_thread(self.work.started.acquire)
         return task
