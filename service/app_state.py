@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from bertserve.service.auth import Authenticator
 from bertserve.service.body.task_body import Limits
 from bertserve.service.metrics import Metrics
-from bertserve.service.models.preparer import Preparer
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader
 from bertserve.service.monitor import Monitor
@@ -29,7 +28,6 @@ class AppState:
     registry: Registry
     reloader: Reloader
     scheduler: Scheduler
-    preparer: Preparer
     monitor: Monitor
     metrics: Metrics
     settings: Settings
@@ -53,7 +51,7 @@ class AppState:
         self.scheduler.advance(State.WITHDRAWN)
 
     async def stop(self, timeout_s: float) -> int:
-        """Stops what `start` started, as `Preparer.stop` does; returns the number of requests that were failed."""
-        failed = await self.preparer.stop(timeout_s)
+        """Stops what `start` started, as `Scheduler.stop` does; returns the number of requests that were failed."""
+        failed = await self.scheduler.stop(timeout_s)
         self.monitor.stop()
         return failed

@@ -18,7 +18,7 @@ from bertserve.service.errors import SettingsError
 from bertserve.service.messages import plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
-from bertserve.service.models.preparer import Preparer
+from bertserve.service.models.prepare_pool import PreparePool
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader
 from bertserve.service.monitor import Monitor
@@ -62,9 +62,8 @@ def build(
     queue = _queue(settings, index, threads, settings.batch_tokens("fp32" if on_cpu or settings.precision == "fp32" else "fp16"))
     # a GPU runs texts faster than two threads tokenize them
     prepare_threads = min(cores, 2) if on_cpu else max(cores // 2 // settings.workers, 1)
-    scheduler = Scheduler(queue, on_hang=metrics.hung_runs.inc)
-    preparer = Preparer(scheduler, prepare_threads=prepare_threads)
-    load = partial(loading.load_model, settings=model_settings, preparer=preparer, scheduler=scheduler, metrics=metrics)
+    scheduler = Scheduler(queue, PreparePool(prepare_threads).submit, on_hang=metrics.hung_runs.inc)
+    load = partial(loading.load_model, settings=model_settings, scheduler=scheduler, metrics=metrics)
     registry = Registry(settings, metrics)
     reloader = Reloader(settings, load, registry)
     reloader.start(paths, parallel_loads=threads)
@@ -76,7 +75,6 @@ def build(
         registry=registry,
         reloader=reloader,
         scheduler=scheduler,
-        preparer=preparer,
         monitor=Monitor(scheduler, metrics, beat),
         metrics=metrics,
         settings=settings,

@@ -59,7 +59,7 @@ def count_calls(models: Path) -> list[tuple[str, bool]]:
             counting = False
         sys.setprofile(None)
         threading.setprofile(None)
-        await state.preparer.stop(5)
+        await state.scheduler.stop(5)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(run(), 20))

@@ -1,1 +1,1 @@
-"""Models: each combines a bundle, a tokenizer and an engine. The preparer tokenizes requests before the queue. No HTTP."""
+"""Models: each combines a bundle, a tokenizer and an engine. Requests are tokenized before the queue. No HTTP."""

@@ -19,7 +19,6 @@ from bertserve.service.engine.sessions import available_provider, unavailable_re
 from bertserve.service.errors import EngineError, SettingsError, StartError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
-from bertserve.service.models.preparer import Preparer
 from bertserve.service.providers import GpuOptions, Provider
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
@@ -58,17 +57,14 @@ def _has_graph(path: Path, provider: Provider) -> bool:
         return True
 
 
-def load_model(
-    path: Path, served: Model | None = None, *, settings: ModelSettings, preparer: Preparer, scheduler: Scheduler, metrics: Metrics
-) -> Model:
+def load_model(path: Path, served: Model | None = None, *, settings: ModelSettings, scheduler: Scheduler, metrics: Metrics) -> Model:
     """Verifies the files of a bundle, and creates a warmed-up, timed model.
 
     Args:
         path: The bundle's folder.
         served: A model that is returned if the bundle still has its version.
         settings: As returned by `with_provider`.
-        preparer: Tokenizes the model's requests.
-        scheduler: Runs their texts. If its multi-threaded runs have several threads, the model gets a second session for them.
+        scheduler: Runs the model's texts. If its multi-threaded runs have several threads, the model gets a second session for them.
         metrics: Record the load times and the runs.
 
     Raises:
@@ -94,7 +90,6 @@ def load_model(
             tokenizer=tokenizer,
             engines=_engines(engine, bundle, settings, cost_model, scheduler.queue.threads_per_run),
             cost_model=cost_model,
-            preparer=preparer,
             scheduler=scheduler,
             metrics=metrics.model(manifest.task, manifest.name),
             settings=settings,

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.files import Bundle
@@ -11,7 +12,6 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
-from bertserve.service.models.preparer import Preparer
 from bertserve.service.models.request_progress import EncodingItem, Prediction, RequestProgress
 from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -45,7 +45,6 @@ class Model:
         tokenizer: Tokenizer,
         engines: ModelEngines,
         cost_model: CostModel,
-        preparer: Preparer,
         scheduler: Scheduler,
         metrics: ModelMetrics,
         settings: ModelSettings,
@@ -72,7 +71,6 @@ class Model:
         else:
             metrics.set_reference(graph.calibration.score_counts, graph.calibration.label_counts)
         self._cost_model = cost_model
-        self._preparer = preparer
         self._scheduler = scheduler
         self._metrics = metrics
         self._logits_per_mask = tokenizer.vocabulary_size if any(output.kind == "per_mask" for output in graph.outputs) else 0
@@ -113,11 +111,10 @@ class Model:
         generators = [spec.function(input_, self._task_model) for input_ in inputs]
         progress = RequestProgress(generators, self._scheduler.queue.max_request_tokens, trace)
         start, arrived = time.perf_counter(), self._scheduler.clock()
+        request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s)
         try:
-            items = await self._preparer.prepare(progress.tokenize, total_chars([input_.chars for input_ in inputs]), timeout_s)
-            if items:
-                request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)
-                await self._scheduler.handle(request, items)
+            chars = total_chars([input_.chars for input_ in inputs])
+            await self._scheduler.handle(request, partial(progress.prepare, request), chars)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
-from bertserve.service.scheduling.records import Item
+from bertserve.service.scheduling.records import Item, ScheduledRequest
 from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.tasks.step import ScoredLabels, Step, TaskGenerator
 from bertserve.service.text.tokenizer import Encoding, ReadSpan
@@ -99,6 +99,12 @@ class RequestProgress:
     prediction: Prediction = field(default_factory=Prediction)
     started: float | None = None
     ended: float = 0.0
+
+    def prepare(self, request: ScheduledRequest) -> list[EncodingItem]:
+        """Tokenizes all inputs for the queue, as `tokenize` does, and sets the tokens that the request holds."""
+        items = self.tokenize()
+        request.held_tokens = self.held_tokens
+        return items
 
     def tokenize(self) -> list[EncodingItem]:
         """Tokenizes all inputs, and returns their first encodings, as `proceed` does.

@@ -36,11 +36,12 @@ class ScheduledRequest:
         proceed: Results of all items, in order -> the next items; empty if the request is done. Called on an inference thread.
         arrived: Time of its arrival.
         deadline: Time by which its last item must have started.
-        held_tokens: Tokens that it holds of the queue until it ends: of all its items, and a reserve for later ones and decoding.
+        held_tokens: Tokens that it holds of the queue, from its first items to its end: of all its items, and a reserve for later ones and
+            decoding.
         priority: Virtual start time of its next item; the queue changes it.
         waiting: The items that have not started.
         unfinished: Number of items without a result; 0 after its end.
-        results: One per item, in order.
+        results: One per item, in order; empty before its first items.
         is_long: Whether its items up to now, before the last one, take long.
         future: Resolved when it ends.
     """
@@ -49,7 +50,7 @@ class ScheduledRequest:
     proceed: "Callable[[Sequence[Any]], Sequence[Item]]"
     arrived: float
     deadline: float
-    held_tokens: int
+    held_tokens: int = 0
     priority: float = 0.0
     waiting: "set[Item]" = field(default_factory=set)
     unfinished: int = 0

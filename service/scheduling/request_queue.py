@@ -43,7 +43,7 @@ class RequestQueue:
         threads_per_run: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at
             most `threads` for the last `RECENT_S` seconds. A single run is not limited.
         batches: The current batches.
-        requests: The open requests: admitted, and not ended.
+        requests: The open requests: not refused, and not ended.
         held_tokens: Tokens that they hold.
         queue_items: Items that wait.
     """
@@ -70,48 +70,32 @@ class RequestQueue:
         # while both wait, short and long requests get equal thread time
         return (short_s + min(short_s, long_s) + self._remaining_s(now)) / self.threads
 
-    def check_arrival(self, now: float, time_left_s: float) -> None:
-        """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
+    def open(self, request: ScheduledRequest, now: float) -> None:
+        """Opens a request before its tokens are known, if a short one would probably start before the deadline.
 
         Raises:
             RefusedError: The queue is full or too long.
         """
         if self.held_tokens >= self.max_queue_tokens:
             raise self._full_error(1, self.max_queue_tokens, now)
-        self._check_wait(self.wait_s(now), 0.0, time_left_s)
+        self._check_wait(self.wait_s(now), 0.0, request.deadline - now)
+        request.priority = request.arrived
+        self.requests.add(request)
 
     def put(self, request: ScheduledRequest, items: Sequence[Item], now: float) -> None:
-        """Admits a new request with its first items.
-
-        Args:
-            request: A new request, which holds at most `max_request_tokens`.
-            items: Its first items, at least one.
-            now: The current time, before its deadline.
+        """Queues the first or the next items of an open request, at least one. It must hold at most `max_request_tokens`.
 
         Raises:
-            RefusedError: The queue is full, or the last item would probably start after the deadline.
+            RefusedError: The queue is full for the first items, or the last of them would probably start after the deadline.
         """
-        limit = self.max_request_tokens if request.held_tokens > request.runner.max_batch_tokens else self.max_queue_tokens
-        if self.held_tokens + request.held_tokens > limit:
-            raise self._full_error(request.held_tokens, limit, now)
-        request.priority = request.arrived
         self._predict(request, items)
-        if request.is_long:
-            threads = self._threads_for_long(request.arrived)
-            long_s = self._long_items.predicted_s + self._remaining_s(now)
-            wait = max((self._short_items.predicted_s + long_s) / self.threads, long_s / threads)  # short requests use all threads
-        else:
-            threads, wait = self.threads, self.wait_s(now)
-            self._last_short = max(self._last_short, request.arrived)
-        self._check_wait(wait, (items[-1].priority - request.arrived) / threads, request.deadline - now)
-        self.requests.add(request)
-        self.held_tokens += request.held_tokens
-        self._add(request, items)
-
-    def put_next(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
-        """Queues the next items of an open request after the results of the ones before."""
-        self._predict(request, items)
-        self._add(request, items)
+        if not request.results:
+            self._admit(request, items[-1].priority - request.arrived, now)
+        request.results = [None] * len(items)
+        request.unfinished = len(items)
+        request.waiting.update(items)
+        self.queue_items += len(items)
+        (self._long_items if request.is_long else self._short_items).add(request, items)
 
     def start_batch(self, now: float) -> Batch | None:
         """Starts the best batch: the first item by priority, and batch-mates of nearest lengths while each saves more time than it costs.
@@ -160,11 +144,27 @@ class RequestQueue:
         if request not in self.requests:
             return False
         self.requests.remove(request)
-        self.held_tokens -= request.held_tokens
+        if request.results:
+            self.held_tokens -= request.held_tokens
         request.results, request.unfinished = [], 0
         for item in list(request.waiting):
             self._remove(item)
         return True
+
+    def _admit(self, request: ScheduledRequest, own_s: float, now: float) -> None:
+        """Lets a request hold its tokens, or refuses it; `own_s` are the predicted seconds of its items before the last one."""
+        limit = self.max_request_tokens if request.held_tokens > request.runner.max_batch_tokens else self.max_queue_tokens
+        if self.held_tokens + request.held_tokens > limit:
+            raise self._full_error(request.held_tokens, limit, now)
+        if request.is_long:
+            threads = self._threads_for_long(request.arrived)
+            long_s = self._long_items.predicted_s + self._remaining_s(now)
+            wait = max((self._short_items.predicted_s + long_s) / self.threads, long_s / threads)  # short requests use all threads
+        else:
+            threads, wait = self.threads, self.wait_s(now)
+            self._last_short = max(self._last_short, request.arrived)
+        self._check_wait(wait, own_s / threads, request.deadline - now)
+        self.held_tokens += request.held_tokens
 
     def _remaining_s(self, now: float) -> float:
         """Returns the predicted seconds until all current batches have ended, in total; 0 if another one can start."""
@@ -218,13 +218,6 @@ class RequestQueue:
             item.length, item.predicted_s = runs[item.tokens]
             request.priority += item.predicted_s
         request.is_long |= items[-1].priority - request.arrived > LONG_S
-
-    def _add(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
-        request.results = [None] * len(items)
-        request.unfinished = len(items)
-        request.waiting.update(items)
-        self.queue_items += len(items)
-        (self._long_items if request.is_long else self._short_items).add(request, items)
 
     def _remove(self, item: Item) -> None:
         """Removes an item that has started, or whose request has ended."""

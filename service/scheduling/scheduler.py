@@ -9,7 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from enum import IntEnum, auto
+from functools import partial
 from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError, error_for_caller
@@ -24,6 +26,9 @@ POLL_INTERVAL_S = 0.02
 # A run counts as hung after this many seconds, because it may read weights from a disk, and this many times its predicted seconds, which
 # adapt to the speed of the machine.
 MIN_HANG_S, HANG_FACTOR = 5, 20
+
+# Calls a function that tokenizes a number of characters, now or on another thread; returns the future of such a call.
+Submit = Callable[[int, Callable[[], None]], Future[None] | None]
 
 EXPIRED = "the request's deadline passed while it waited; send less at once, or raise `x-request-timeout-ms` or the body's `timeout`."
 
@@ -41,7 +46,7 @@ class State(IntEnum):
 class Scheduler:
     """Runs requests on as many threads as its queue expects. It must be started in an event loop.
 
-    Requests come from that loop. Inference threads, and threads that load models, call it too.
+    Requests come from that loop. Threads that tokenize, run batches or load models call it too.
 
     Attributes:
         queue: Its queue; only the scheduler changes it.
@@ -50,15 +55,21 @@ class Scheduler:
     """
 
     def __init__(
-        self, queue: RequestQueue, *, clock: Callable[[], float] = time.monotonic, on_hang: Callable[[], None] = lambda: None
+        self,
+        queue: RequestQueue,
+        submit: Submit,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_hang: Callable[[], None] = lambda: None,
     ) -> None:
-        """Creates a scheduler for an empty queue. It calls `on_hang` for each run that hangs."""
+        """Creates a scheduler for an empty queue. It calls `submit` to tokenize a request, and `on_hang` for each run that hangs."""
         self.queue = queue
         self.clock = clock
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads = [InferenceThread(self, f"inference-{i}") for i in range(queue.threads)]  # without those that hang
+        self._submit = submit
         self._hangs = 0
         self._on_hang = on_hang
         self._state = State.NEW
@@ -104,53 +115,34 @@ class Scheduler:
             while thread.setup_calls and thread.is_alive() and self._state is not State.STOPPED:
                 thread.join(POLL_INTERVAL_S)
 
-    def check_arrival(self, timeout_s: float) -> None:
-        """Checks whether a short request that arrives now would be admitted, before its texts are tokenized.
-
-        Raises:
-            RefusedError: The queue is full, or the request would expire before it could start.
-            UnavailableError: The scheduler is stopping, the device is lost, an inference thread has died, or too many hang.
-        """
-        with self._lock:
-            if not State.SERVING <= self._state <= State.WITHDRAWN:
-                raise self._unavailable_error()
-            self.queue.check_arrival(self.clock(), timeout_s)
-
-    def check_running(self) -> None:
-        """Checks whether runs can start.
-
-        Raises:
-            UnavailableError: The scheduler has stopped, or has failed.
-        """
-        if self._state is State.STOPPED:
-            raise self._unavailable_error()
-
-    async def handle(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
-        """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
+    async def handle(self, request: ScheduledRequest, prepare: Callable[[], Sequence[Item]], chars: int) -> None:
+        """Runs a request until `prepare`, or later its `proceed`, returns no items. Cancelling the coroutine closes the request.
 
         Args:
             request: A new request.
-            items: Its first items, at least one.
+            prepare: Returns its first items, and sets its `held_tokens`.
+            chars: Characters that `prepare` tokenizes.
 
         Raises:
             RefusedError: The queue is full, or the request would probably miss its deadline.
             ExpiredError: The deadline passed before its last item started.
-            UnavailableError: The scheduler stopped, the device was lost, or an inference thread died, before the request was done.
-            EngineError: Its runner failed on an item, or hangs. Errors of `proceed` are raised unchanged.
+            UnavailableError: The scheduler was stopping, or stopped, the device was lost, or a thread died before the request was done.
+            EngineError: Its runner failed on an item, or hangs. Errors of `prepare` and `proceed` are raised unchanged.
         """
-        request.future = self._loop.create_future()
+        request.future, preparation = self._loop.create_future(), None
         with self._lock:
-            self.check_running()
+            if not State.SERVING <= self._state <= State.WITHDRAWN:
+                raise self._unavailable_error()
             now = self.clock()
-            if request.deadline <= now:
-                raise ExpiredError(EXPIRED)
-            self.queue.put(request, items, now)
-            self._wakeup.notify(len(items))
+            self.queue.open(request, now)
         timer = self._loop.call_later(request.deadline - now, self._expire, request)
         try:
+            preparation = self._submit(chars, partial(self._continue, request, prepare))
             await request.future
         finally:
             timer.cancel()
+            if preparation is not None:
+                preparation.cancel()
             if request in self.queue.requests:  # the caller was cancelled
                 self.end(request)
             request.future = None  # its error refers to this frame; without the cycle, no garbage collection is needed to free texts
@@ -192,16 +184,21 @@ class Scheduler:
         with self._lock:
             if not self.queue.finish(item, result):
                 return
-            results, proceed = request.results, request.proceed
+            next_items = partial(request.proceed, request.results)
+        self._continue(request, next_items)
+
+    def _continue(self, request: ScheduledRequest, next_items: Callable[[], Sequence[Item]]) -> None:
+        """Queues the next items of a request, or ends it; called on any thread."""
         try:
-            items = proceed(results)
+            items = next_items()
             with self._lock:
                 if items and request in self.queue.requests:
-                    if self.clock() >= request.deadline:  # the timer found no item that waits
+                    now = self.clock()
+                    if now >= request.deadline:  # the timer found no item that waits
                         raise ExpiredError(EXPIRED)
-                    self.queue.put_next(request, items)
+                    self.queue.put(request, items, now)
                     self._wakeup.notify(len(items))
-        except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
+        except BaseException as error:  # noqa: BLE001 - the boundary of a request: an error of its own code is its answer
             self.end(request, error_for_caller(error))
             return
         if not items:
@@ -228,8 +225,8 @@ class Scheduler:
                 future.set_exception(error)
 
     def _expire(self, request: ScheduledRequest) -> None:
-        """Ends a request whose deadline has passed while items wait."""
-        if request.waiting:
+        """Ends a request whose deadline has passed while it is tokenized, or items wait."""
+        if request.waiting or not request.results:
             self.end(request, ExpiredError(EXPIRED))
 
     def abort(self, failure: str | None = None) -> int:

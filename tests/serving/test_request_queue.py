@@ -42,8 +42,12 @@ def new_queue(**options: Any) -> RequestQueue:
 def add(queue: RequestQueue, *tokens: int, now: float = 0.0, deadline: float = 100.0, runner: FakeRunner = MODEL) -> ScheduledRequest:
     """Queues a request with one item per number of tokens."""
     request = ScheduledRequest(runner, lambda results: (), now, deadline, sum(tokens))
-    queue.check_arrival(now, deadline - now)
-    queue.put(request, [Item(n) for n in tokens], now)
+    try:
+        queue.open(request, now)
+        queue.put(request, [Item(n) for n in tokens], now)
+    except RefusedError:
+        queue.close(request)
+        raise
     return request
 
 
@@ -145,7 +149,7 @@ def test_large_requests_leave_room_for_small_ones() -> None:
     with pytest.raises(RefusedError):
         add(queue, 16, runner=runner)
     with pytest.raises(RefusedError):
-        queue.check_arrival(100.0, 0.0)
+        queue.open(ScheduledRequest(runner, lambda results: (), 0.0, 100.0), 0.0)
     empty = new_queue(max_queue_tokens=1024)
     with pytest.raises(RefusedError):
         add(empty, 897, runner=runner)
@@ -159,7 +163,7 @@ def test_later_items_make_a_request_long() -> None:
     explain_request = add(queue, 4, runner=runner)
     [first] = take(queue)
     assert queue.finish(first, None)
-    queue.put_next(explain_request, [Item(4) for _ in range(10)])
+    queue.put(explain_request, [Item(4) for _ in range(10)], 0.0)
     assert [item.request for item in start(queue)] == [explain_request]
     short = add(queue, 4, runner=runner)
     assert [item.request for item in take(queue)] == [short]
@@ -177,9 +181,9 @@ def test_a_request_that_would_miss_its_deadline_is_refused(texts: int) -> None:
         for _ in range(2):  # both threads run until 6 s
             add(queue, 10, now=-1.0, runner=alone(6.0))
             start(queue)
+        request = ScheduledRequest(alone(1.0), lambda results: (), now, now + 2.0, 10 * texts, priority=now)
         if texts == 1:
-            queue.check_arrival(now, 2.0)
-        request = ScheduledRequest(alone(1.0), lambda results: (), now, now + 2.0, 10 * texts)
+            queue.open(request, now)
         queue.put(request, [Item(10) for _ in range(texts)], now)
 
     with pytest.raises(RefusedError) as error:
@@ -290,7 +294,7 @@ def test_the_next_items_of_a_request_keep_its_place() -> None:
     [first] = take(queue)
     before, after = add(queue, 5, now=0.9, runner=alone(0.1)), add(queue, 5, now=1.1, runner=alone(0.1))
     assert queue.finish(first, None)
-    queue.put_next(explain_request, [Item(60)])
+    queue.put(explain_request, [Item(60)], 2.0)
     assert [[item.request for item in batch] for batch in drain(queue, 2.0)] == [[before], [explain_request], [after]]
     queue.close(explain_request)
 

@@ -11,10 +11,9 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, RefusedError, UnavailableError
-from bertserve.service.models.preparer import MAX_PREPARE_CHARS
+from bertserve.service.models.prepare_pool import MAX_PREPARE_CHARS
 from bertserve.service.scheduling.records import Batch
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.text.tokenizer import INLINE_CHARS
 from support import until
 from support.scheduler_harness import Harness, constant_seconds
 
@@ -105,15 +104,16 @@ async def test_current_runs_count_in_the_predicted_wait(harness: Harness) -> Non
     assert (error.value.reason, error.value.retry_after_s) == ("queue_full", 8.0)
     harness.clock.now += 1.0
     with pytest.raises(RefusedError) as error:
-        harness.scheduler.check_arrival(5.0)
+        await harness.run("text", timeout_s=5.0)
     assert error.value.reason == "deadline"
     harness.clock.now += 0.9 * error.value.retry_after_s
     with pytest.raises(RefusedError):
-        harness.scheduler.check_arrival(5.0)
+        await harness.run("text", timeout_s=5.0)
     harness.clock.now += 0.1 * error.value.retry_after_s + 0.001
-    harness.scheduler.check_arrival(5.0)
+    text = harness.submit("text", timeout_s=5.0)
+    await asyncio.sleep(0)
     harness.work.gate.set()
-    await long
+    assert [await long, await text] == [["long"], ["text"]]
 
 
 class Text:
@@ -258,8 +258,8 @@ async def test_an_error_of_a_request_does_not_affect_its_batch_mates(harness: Ha
 async def test_stop_waits_for_requests_that_are_tokenized(harness: Harness) -> None:
     gate = threading.Event()
     tokenized = harness.submit("x", tokenize=lambda: gate.wait(20))
-    await until(lambda: harness.preparer.prepare_chars > 0)
-    stopping = asyncio.ensure_future(harness.preparer.stop(10))
+    await until(lambda: harness.queue.requests)
+    stopping = asyncio.ensure_future(harness.scheduler.stop(10))
     await until(lambda: not harness.scheduler.ready)
     gate.set()
     assert await tokenized == ["x"]
@@ -275,7 +275,7 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
 
     running, waiting = (harness.submit("x", tokenize=tokenize) for _ in range(2))
     await asyncio.to_thread(start.wait)
-    await harness.preparer.stop(0.0)
+    await harness.scheduler.stop(0.0)
     gate.set()
     for task in (running, waiting):
         with pytest.raises(UnavailableError):
@@ -283,18 +283,17 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: 
 
 
 async def test_texts_that_wait_to_be_tokenized_are_limited(harness: Harness) -> None:
-    gate, prepare = threading.Event(), harness.preparer.prepare
-    running, waiting = (asyncio.ensure_future(prepare(gate.wait, MAX_PREPARE_CHARS // 2, 20.0)) for _ in range(2))
-    await until(lambda: harness.preparer.prepare_chars == MAX_PREPARE_CHARS)
+    gate = threading.Event()
+    running, waiting = (harness.submit("x", tokenize=lambda: gate.wait(20), chars=MAX_PREPARE_CHARS // 2) for _ in range(2))
+    await until(lambda: len(harness.queue.requests) == 2)
     with pytest.raises(RefusedError):
-        await prepare(list, INLINE_CHARS + 1, 20.0)
+        await harness.run("x", tokenize=list)
+    waiting.cancel()
+    await asyncio.wait([waiting])
     with pytest.raises(ExpiredError):
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        await prepare(list, INLINE_CHARS + 1, 0.01)
+        await harness.run("x", tokenize=list, timeout_s=0.01)
     gate.set()
-    await running
-    await prepare(list, 2 * MAX_PREPARE_CHARS, 20.0)
+    assert [await running, await harness.run("y", tokenize=list, chars=2 * MAX_PREPARE_CHARS)] == [["x"], ["y"]]
 
 
 @pytest.mark.harness(threads=2, max_queue_tokens=100_000)

@@ -30,11 +30,11 @@ async def test_a_gpu_model_runs_its_planned_shapes_on_each_thread(tmp_path: Path
     settings = ModelSettings(provider=provider)
     expected = {(name, shape) for name in THREADS for shape in SHAPES} if provider != "cpu" else set()
     harness, metrics = Harness(threads=2), Metrics()
-    load_model(path, settings=settings, preparer=harness.preparer, scheduler=harness.scheduler, metrics=metrics)
+    load_model(path, settings=settings, scheduler=harness.scheduler, metrics=metrics)
     harness.scheduler.start()
     assert {(name, shape) for name, shape in runs if name in THREADS} == expected
     runs.clear()
-    await asyncio.to_thread(load_model, path, settings=settings, preparer=harness.preparer, scheduler=harness.scheduler, metrics=metrics)
+    await asyncio.to_thread(load_model, path, settings=settings, scheduler=harness.scheduler, metrics=metrics)
     assert {(name, shape) for name, shape in runs if name in THREADS} == expected
     await harness.scheduler.stop(0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from bertserve.service.errors import EngineError
-from bertserve.service.models.preparer import Preparer
+from bertserve.service.models.prepare_pool import PreparePool
 from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -60,8 +60,9 @@ class Harness:
         self.clock = ManualClock()
         self.queue = queue(**{"max_queue_tokens": 1000, "threads": threads} | more)
         self.hangs = 0
-        self.scheduler = Scheduler(self.queue, clock=self.clock if manual else time.monotonic, on_hang=self.count_hang)
-        self.preparer = Preparer(self.scheduler)
+        self.scheduler = Scheduler(
+            self.queue, PreparePool().submit, clock=self.clock if manual else time.monotonic, on_hang=self.count_hang
+        )
 
     async def __aenter__(self) -> Self:
         self.scheduler.start()
@@ -69,7 +70,7 @@ class Harness:
 
     async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
         self.work.gate.set()
-        await self.preparer.stop(5)
+        await self.scheduler.stop(5)
         if error is None:
             assert (self.queue.queue_items, self.queue.held_tokens) == (0, 0)
 
@@ -89,8 +90,9 @@ class Harness:
         finish: Callable[[Sequence[Any]], Any] = list,
         then: Sequence[Any] = (),
         tokenize: Callable[[], Any] | None = None,
+        chars: int = INLINE_CHARS + 1,
     ) -> Any:
-        """Runs a request with an item per payload, and then one with each of `then`, after a call on a prepare thread.
+        """Runs a request with an item per payload, and then one with each of `then`, after a call on a prepare thread with `chars`.
 
         Returns the result of `finish`.
         """
@@ -101,10 +103,14 @@ class Harness:
             answers[:] = [finish(results)]
             return [FakeItem(tokens, rest.pop(0))] if rest else []
 
-        now, chars = self.scheduler.clock(), INLINE_CHARS + (tokenize is not None)
-        await self.preparer.prepare(tokenize or list, chars, timeout_s)
+        def prepare() -> list[FakeItem]:
+            if tokenize is not None:
+                tokenize()
+            return [FakeItem(tokens, payload) for payload in payloads]
+
+        now = self.scheduler.clock()
         request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s, tokens * len(payloads))
-        await self.scheduler.handle(request, [FakeItem(tokens, payload) for payload in payloads])
+        await self.scheduler.handle(request, prepare, chars if tokenize else 1)
         return answers[0]
 
     def submit(self, *payloads: Any, **options: Any) -> asyncio.Task[Any]:

@@ -100,9 +100,10 @@ class Simulation:
         request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S, sum(lengths))
         wait = self.queue.wait_s(self.now)
         try:
-            self.queue.check_arrival(self.now, TIMEOUT_S)
+            self.queue.open(request, self.now)
             self.queue.put(request, [FakeItem(length) for length in lengths], self.now)
         except RefusedError as error:
+            self.queue.close(request)
             self.refusals.append(error.retry_after_s)
             return None
         self.progress[request] = Progress(wait, len(lengths))
