@@ -1,6 +1,5 @@
 """Scores predictions against correct answers: F1 of spans, answers and labels, exact match, correlations."""
 
-import math
 import re
 import string
 from collections import Counter
@@ -95,15 +94,6 @@ def widen_to_words(spans: Collection[Span], words: Sequence[tuple[int, int]]) ->
     return widened_spans
 
 
-def matthews(expected: Sequence[str], predicted: Sequence[str]) -> float:
-    """Returns the Matthews correlation of two series of labels, for any number of labels; 0 if one series is constant."""
-    right, total = sum(a == b for a, b in zip(expected, predicted, strict=True)), len(expected)
-    a, b = Counter(expected), Counter(predicted)
-    squares_a, squares_b = sum(n * n for n in a.values()), sum(n * n for n in b.values())
-    spread = math.sqrt((total * total - squares_a) * (total * total - squares_b))
-    return (right * total - sum(n * b[label] for label, n in a.items())) / spread if spread else 0.0
-
-
 def macro_f1(expected: Sequence[str], predicted: Sequence[str]) -> float:
     """Returns the mean F1 of all labels in either series."""
     right = Counter(a for a, b in zip(expected, predicted, strict=True) if a == b)
@@ -112,11 +102,19 @@ def macro_f1(expected: Sequence[str], predicted: Sequence[str]) -> float:
     return sum(f1(right[label], b[label], a[label]) for label in labels) / len(labels)
 
 
-def pearson(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the correlation of two series of finite numbers; 0 if one series is constant."""
-    if min(a) == max(a) or min(b) == max(b):
+def pearson(a: Any, b: Any) -> float:
+    """Returns the correlation of two series of finite numbers, or of vectors [n, width]; 0 if one series is constant."""
+    x, y = (np.asarray(series, dtype=np.float64) for series in (a, b))
+    if (x == x[0]).all() or (y == y[0]).all():
         return 0.0  # checked here, because the computed mean of equal numbers may differ from them
-    return float(np.corrcoef(a, b)[0, 1])
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    return float(np.clip((x * y).sum() / (np.linalg.norm(x) * np.linalg.norm(y)), -1, 1))
+
+
+def matthews(expected: Sequence[str], predicted: Sequence[str]) -> float:
+    """Returns the Matthews correlation of two series of labels, which is that of their one-hot vectors; 0 if one series is constant."""
+    labels = np.unique([*expected, *predicted])
+    return pearson(*(np.array(series)[:, None] == labels for series in (expected, predicted)))
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
