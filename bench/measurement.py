@@ -107,8 +107,8 @@ def summarize(name: str, load: Load, totals: Mapping[str, float], *, open_loop: 
     latency = latency_metrics([1000 * (record.ended - record.intended) for record in answered_due])
     server_p50 = _server_p50(answered_due)
     batches, tokens_per_s = dict[str, float](), None
-    if answered and (runs := totals.get("bertserve_batch_rows_count")):
-        tokens, padding = totals["real"], totals.get("padded", 0.0)
+    runs, tokens, padding = (totals.get(name, 0) for name in ("bertserve_batch_rows_count", "real", "padded"))
+    if answered and runs and tokens:
         batches = {"runs": runs, "mean_rows": totals["bertserve_batch_rows_sum"] / runs, "padding_share": padding / (tokens + padding)}
         tokens_per_s = tokens / len(answered) * sum(shares) / seconds
     late_p99_ms = 1000 * float(np.quantile(load.timer_lags_s or [0.0], 0.99, method="inverted_cdf"))

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", type=int, default=300, help="texts to compare with the CPU (default: 300)")
     parser.add_argument("--shapes", default=SHAPES, help="rows x tokens of the timed runs (default: %(default)s)")
     parser.add_argument("--services", default=SERVICES, help="workers x threads of the services (default: %(default)s)")
-    parser.add_argument("--load-s", type=float, default=3.0, help="measured seconds of each load, after a third of it (default: 3)")
+    parser.add_argument("--load-s", type=float, default=3.0, help="seconds of each load, after a third as warm-up (default: 3)")
     parser.add_argument("--clients", type=int, default=4, help="processes that send load (default: 4)")
     parser.add_argument("--limit-s", type=float, default=480, help="seconds after which nothing more is measured (default: 480)")
     args = parser.parse_args(argv)
