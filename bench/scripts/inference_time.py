@@ -3,8 +3,7 @@
 - Without --teacher: BERT encoders with random weights by length and precision, and by layers, heads and hidden size.
 - With --teacher: compressed forms of a BERT classifier by size, speed and error. Distilled forms learn from the built-in texts.
 
-A time is the median CPU time on one thread. Compared graphs run in turn, so that other load on the machine affects all of them. Graphs are
-created as at export.
+A time is the median CPU time on one thread. Compared graphs run in turn, so that other load on the machine affects all of them.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -25,12 +23,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from bertserve.export import cpu, int8_texts, onnx_trace
-from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
+from bertserve.export import int8_texts
 from bertserve.export.graph import onnx_files
-from bertserve.export.int8.quantize import quantize
+from bertserve.export.pipeline import ExportOptions, export
 from bertserve.export.progress import stage
-from bertserve.service.bundle.graph_spec import InputSpec
+from bertserve.service.bundle.graph_spec import InputSpec, Precision
 from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.text.tokenizer import Encoding
@@ -38,7 +35,7 @@ from bertserve.service.text.tokenizer import Encoding
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES_PAGE, COMPRESSED_PAGE = "2026-11-23-inference-time.md", "2026-11-22-compressed-berts.md"
 SHAPES = "12,12,768 3,12,768 6,12,768 12,1,768 12,3,768 12,6,768 12,24,768 12,3,192 12,6,384"
-PRECISIONS = ("fp32", "int8")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 BATCH = 4  # texts
 TEXT_TOKENS = 64  # of each text of the compressed models, also in the distillation
 
@@ -80,24 +77,18 @@ class Graph:
 
     def run(self, ids: NDArray[np.int64]) -> Any:
         """Returns the first output for a batch of token ids: [texts, length]."""
-        return self._session.run(None, make_feed(self._inputs, ids))[0]
+        encodings = [Encoding(row, np.zeros_like(row)) for row in ids]
+        return self._session.run(None, build_feed(encodings, self._inputs, ids.shape))[0]
 
 
-def make_feed(inputs: Sequence[InputSpec], ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Returns a graph's inputs for a batch of token ids without padding: [texts, length]."""
-    return build_feed([Encoding(row, np.zeros_like(row)) for row in ids], inputs, ids.shape)
-
-
-def build_precisions(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) -> dict[str, Graph]:
-    """Returns a checkpoint's graph in each precision; int8 is calibrated with texts as token ids: each [1, length]."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        checkpoint = load_checkpoint(str(source), LoadOptions(task=task))
-        inputs, description = onnx_trace.trace(checkpoint, folder / "raw.onnx")
-        cpu.optimize(folder / "raw.onnx", folder / "fp32.onnx", replace(checkpoint, inputs=inputs), description)
-        feeds = [make_feed(inputs, ids) for ids in texts]
-        quantize(folder / "fp32.onnx", folder / "int8.onnx", folder, feeds, feeds, max_error=inf)
-        return {precision: Graph(folder / f"{precision}.onnx", inputs) for precision in PRECISIONS}
+def export_graphs(source: str, task: str) -> dict[str, Graph]:
+    """Exports a checkpoint; returns its graph in each precision, however much int8 differs."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ExportOptions(
+            source=source, output=Path(folder), name="model", task=task, precisions=PRECISIONS, max_int8_error=inf, quick=True
+        )
+        bundle, manifest = export(options)
+        return {graph.precision: Graph(bundle / graph.file, graph.inputs) for graph in manifest.graphs}
 
 
 def cpu_ms(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
@@ -129,7 +120,7 @@ def build_encoder(layers: int, heads: int, hidden: int) -> dict[str, Graph]:
     with tempfile.TemporaryDirectory() as folder, stage("build", f"{layers} layers, {heads} heads, hidden size {hidden}"):
         transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
         shutil.copy(ROOT / "models/sentiment/tokenizer.json", folder)
-        return build_precisions(Path(folder), "feature-extraction", [random_ids(1, 16)] * 16)
+        return export_graphs(folder, "feature-extraction")
 
 
 def length_rows(shape: Sequence[int], graphs: dict[str, Graph], lengths: Sequence[int], seconds: float) -> Iterable[Sequence[str]]:
@@ -159,7 +150,7 @@ def compressed_rows(teacher: Path, seconds: float) -> Iterable[Sequence[str]]:
     """Yields the head, and a row for each form and precision, compared with the teacher in fp32."""
     split = int8_texts.read_int8_texts(int8_texts.BUILT_IN_TEXTS)
     tokenize = partial(transformers.AutoTokenizer.from_pretrained(teacher), truncation=True, max_length=TEXT_TOKENS)
-    seen, unseen = ([np.array([ids]) for ids in tokenize(part.lines)["input_ids"]] for part in (split.calibration, split.validation))
+    unseen = [np.array([ids]) for ids in tokenize(split.validation.lines)["input_ids"]]
     load = partial(transformers.AutoModelForSequenceClassification.from_pretrained, teacher, dtype=torch.float32)
     graphs: dict[tuple[str, str], Graph] = {}
     for name, (compress, distilled) in FORMS.items():
@@ -169,7 +160,7 @@ def compressed_rows(teacher: Path, seconds: float) -> Iterable[Sequence[str]]:
                 distill(model, load(), tokenize, split.calibration.lines)
             shutil.copytree(teacher, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
             model.save_pretrained(folder)
-            graphs |= {(name, precision): graph for precision, graph in build_precisions(Path(folder), "text-classification", seen).items()}
+            graphs |= {(name, precision): graph for precision, graph in export_graphs(folder, "text-classification").items()}
     times = cpu_ms([partial(graph.run, random_ids(1, TEXT_TOKENS)) for graph in graphs.values()], seconds)
     logits = [np.concatenate([graph.run(ids) for ids in unseen]) for graph in graphs.values()]
     yield ["form", "precision", "MiB", "ratio", "ms", "times as fast", "error", "equal labels"]
