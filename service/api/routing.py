@@ -5,22 +5,19 @@ Each route declares its access, because a separate list of protected paths could
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from bertserve.service.api.call import Call
 from bertserve.service.api.error_responses import ErrorFormat, error_text
-from bertserve.service.api.request import REQUEST_KEY, RequestContext
+from bertserve.service.api.request import RequestContext
 from bertserve.service.auth import Access
-from bertserve.service.body.json_text import to_json
 from bertserve.service.errors import CallerValue, HttpError, MalformedRequestError
 from bertserve.service.tasks.catalog import TASKS
 
@@ -143,19 +140,6 @@ class RouteTable:
     def is_probe(self, scope: Scope) -> bool:
         """Returns whether a request is a probe or a scrape of the metrics, which are neither traced nor logged."""
         return scope["method"] == "GET" and any(route.matches(scope)[0] is Match.FULL for route in self._probes)
-
-
-def json_route(path: str, value: Callable[..., Any], summary: str, **options: Any) -> GuardedRoute:
-    """Returns a route that answers with a value as JSON; `value` takes the AppState, and the parameters of the path by name."""
-
-    async def respond(request: Request) -> Response:
-        return Response(to_json(value(request.scope[REQUEST_KEY].state, **request.path_params)), media_type="application/json")
-
-    return GuardedRoute(path, respond, summary=summary, **options)
-
-
-probe = partial(json_route, access=Access.PROBE, tags=["health"])
-info = partial(json_route, access=Access.KEY, tags=["models"])
 
 
 def file_route(path: str, content: bytes, headers: Mapping[str, str]) -> GuardedRoute:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from bertserve.service import __version__
 from bertserve.service.api.request import REQUEST_KEY, RequestContext
-from bertserve.service.api.routing import GuardedRoute, info, probe
+from bertserve.service.api.routing import GuardedRoute
 from bertserve.service.app_state import AppState
 from bertserve.service.auth import Access
 from bertserve.service.body.json_text import to_json
@@ -29,6 +29,19 @@ from bertserve.service.tasks.catalog import TASKS
 
 audit_log = logging.getLogger("bertserve.audit")
 _cpu_name = cache(cpu_name)
+
+
+def json_route(path: str, value: Callable[..., Any], summary: str, **options: Any) -> GuardedRoute:
+    """Returns a route that answers with a value as JSON; `value` takes the AppState, and the parameters of the path by name."""
+
+    async def respond(request: Request) -> Response:
+        return Response(to_json(value(request.scope[REQUEST_KEY].state, **request.path_params)), media_type="application/json")
+
+    return GuardedRoute(path, respond, summary=summary, **options)
+
+
+probe = partial(json_route, access=Access.PROBE, tags=["health"])
+info = partial(json_route, access=Access.KEY, tags=["models"])
 
 
 def service_routes() -> list[GuardedRoute]:

@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from bertserve.service import __version__
 from bertserve.service.api.call import Call, Headers
 from bertserve.service.api.request import JSON_LENGTH_HEADER, RequestContext
-from bertserve.service.api.routing import GuardedRoute, InferenceRoute, info, probe
-from bertserve.service.api.service_routes import readiness
+from bertserve.service.api.routing import GuardedRoute, InferenceRoute
+from bertserve.service.api.service_routes import info, probe, readiness
 from bertserve.service.app_state import AppState
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import check_names, describe_value, read_protocol, validate_as

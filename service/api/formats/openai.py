@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.api.call import Call
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.request import RequestContext
-from bertserve.service.api.routing import GuardedRoute, InferenceRoute, info
+from bertserve.service.api.routing import GuardedRoute, InferenceRoute
+from bertserve.service.api.service_routes import info
 from bertserve.service.app_state import AppState
 from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import TaskBody, TextOrTexts, body_config
