@@ -57,7 +57,7 @@ def too_sure(path: Path, factor: float = 2.0) -> Path:
 
 def labeled_by(path: Path, count: int) -> list[dict[str, Any]]:
     """Returns texts with labels that are drawn from a bundle's scores."""
-    rng, lines, service = np.random.default_rng(0), [], Service(load_bundle(path))
+    rng, lines, service = np.random.default_rng(0), [], Service(path)
     for text in texts(count):
         scores = {item["label"]: item["score"] for item in service.answer({"inputs": text})[0]}
         chances = np.array([scores[label] for label in tiny.LABELS])
@@ -218,7 +218,7 @@ def test_both_halves_have_the_same_share_of_each_label() -> None:
 @pytest.mark.parametrize("activation", ["sigmoid", "none"])
 def test_a_reranker_has_a_scale_and_a_bias(tmp_path: Path, calibrate: Calibrate, activation: str) -> None:
     path = sound(tmp_path, labels=("LABEL_0",), activation=activation)
-    rng, lines, service = np.random.default_rng(0), [], Service(load_bundle(path))
+    rng, lines, service = np.random.default_rng(0), [], Service(path)
     for text in texts(2400):
         [[item]] = service.answer({"inputs": {"text": text, "text_pair": "a film"}})
         score = item["score"] if activation == "sigmoid" else 1 / (1 + np.exp(-item["score"]))
@@ -235,7 +235,7 @@ def test_a_reranker_has_a_scale_and_a_bias(tmp_path: Path, calibrate: Calibrate,
 def test_entities_are_tested_as_wholes(tmp_path: Path, calibrate: Calibrate) -> None:
     """Entities are correct as often as the scores of the less sure model say."""
     path = sound(tmp_path, "token-classification")
-    rng, lines, service = np.random.default_rng(0), [], Service(load_bundle(path))
+    rng, lines, service = np.random.default_rng(0), [], Service(path)
     for text in texts(300):
         entities = service.answer({"inputs": text})
         lines.append({"text": text, "entities": [e | {"label": e["entity_group"]} for e in entities if rng.random() < e["score"]]})
@@ -258,7 +258,7 @@ def test_independent_labels_need_the_label_of_an_aim(tmp_path: Path, calibrate: 
 
 def test_answers_have_a_power(tmp_path: Path, calibrate: Calibrate) -> None:
     path = sound(tmp_path, "question-answering")
-    rng, lines, service = np.random.default_rng(0), [], Service(load_bundle(path))
+    rng, lines, service = np.random.default_rng(0), [], Service(path)
     for text in texts(2200):
         question = {"question": "was it good ?", "context": f"{text} film"}
         prediction = service.answer({"inputs": question})

@@ -184,7 +184,7 @@ def test_layers_of_a_classifier_are_refused(tmp_path: Path) -> None:
 @pytest.fixture(name="inference", scope="module")
 def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Service]:
     source = bert(tmp_path_factory.mktemp("nli"), "nli", labels=NLI_LABELS, model_max_length=POSITIONS)
-    return transformers.pipeline("zero-shot-classification", model=str(source), dtype=torch.float32), Service(exported(source))
+    return transformers.pipeline("zero-shot-classification", model=str(source), dtype=torch.float32), Service(exported(source).path)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ SHORT_TEXTS = ["good", "the film was not very good", "", "the book is great ! " 
 
 def pooled(bundle: Bundle, **body: Any) -> NDArray[np.float32]:
     """Returns the vectors of all short texts, which run as one padded batch."""
-    return np.array(Service(bundle).answer({"inputs": SHORT_TEXTS, **body}))
+    return np.array(Service(bundle.path).answer({"inputs": SHORT_TEXTS, **body}))
 
 
 def combined(source: Path, layers: list[int], combine: str) -> NDArray[np.float32]:

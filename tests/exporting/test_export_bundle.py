@@ -208,7 +208,7 @@ def test_labels_can_be_numbers_and_truth_values(tmp_path: Path, labels: tuple[An
     source = bert(tmp_path, labels=("a", "b"))
     edit_json(source / "config.json", id2label=dict(enumerate(labels)), label2id={str(label): i for i, label in enumerate(labels)})
     [expected] = transformers.pipeline("text-classification", model=str(source), device="cpu", top_k=None)(["a good film"])
-    [answer] = Service(exported(source)).answer({"inputs": "a good film"})
+    [answer] = Service(exported(source).path).answer({"inputs": "a good film"})
     assert [(item["label"], item["score"]) for item in answer] == [
         (str(item["label"]), pytest.approx(item["score"], abs=1e-5)) for item in expected
     ]

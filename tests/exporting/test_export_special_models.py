@@ -69,7 +69,7 @@ def test_the_encoder_below_a_classifier_gives_vectors(name: str, tmp_path: Path)
     source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
     edit_weights(source, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".pooler." in name])
     bundle = exported(source, task="feature-extraction")
-    [encoding] = Service(bundle).encodings(embed.EmbedInput("a film of the first half hour", embed.EmbedParameters()))
+    [encoding] = Service(bundle.path).encodings(embed.EmbedInput("a film of the first half hour", embed.EmbedParameters()))
     with torch.no_grad():
         model = transformers.AutoModel.from_pretrained(source).eval()
         expected = model(input_ids=torch.tensor(encoding.ids)[None]).last_hidden_state[0]

@@ -131,7 +131,7 @@ def test_unfused_attention_keeps_its_mask(tmp_path: Path) -> None:
 
 
 def answers(bundle: Bundle, provider: Any, precision: Any, bodies: Sequence[dict[str, Any]]) -> list[Any]:
-    service = Service(bundle, precision, provider)
+    service = Service(bundle.path, precision, provider)
     return [service.answer(body) for body in bodies]
 
 
@@ -145,11 +145,11 @@ def test_the_graph_pools_unless_a_request_needs_tokens(pooling: str, tmp_path: P
 
     assert bundle.graph("cpu").small_outputs == ()
     requests = [EmbedBody(**body).task_inputs(bundle.manifest)[0] for body in bodies]
-    assert [Service(bundle).encode(request).small_outputs for request in requests] == [True, True, True, False, False]
+    assert [Service(bundle.path).encode(request).small_outputs for request in requests] == [True, True, True, False, False]
     [compared] = SimilarityBody(inputs={"source_sentence": "good", "sentences": ["film"]}).task_inputs(bundle.manifest)
-    assert encode(similarity, compared, Service(bundle).tokenizer, bundle.manifest).small_outputs
+    assert encode(similarity, compared, Service(bundle.path).tokenizer, bundle.manifest).small_outputs
     for provider, precision in GRAPHS[:3]:
-        service = Service(bundle, precision, provider)
+        service = Service(bundle.path, precision, provider)
         own, other = (service.encodings(*EmbedBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
         assert [set(row) for row in service.engine.run(own, small_outputs=True)] == [{"sentence_embedding"}] * 2
         assert [set(row) for row in service.engine.run([*own, other[0]])] == [{"last_hidden_state"}] * 3
@@ -164,9 +164,9 @@ def test_the_graph_of_a_fill_mask_model_returns_the_best_tokens(bundle: Bundle) 
     expected = answers(bundle, "cpu", "fp32", bodies)
 
     requests = [FillMaskBody(**body).task_inputs(bundle.manifest)[0] for body in bodies]
-    assert [Service(bundle).encode(request).small_outputs for request in requests] == [True, True, False, False]
+    assert [Service(bundle.path).encode(request).small_outputs for request in requests] == [True, True, False, False]
     for provider, precision in (GRAPHS[0], GRAPHS[2]):
-        service = Service(bundle, precision, provider)
+        service = Service(bundle.path, precision, provider)
         small, whole = (service.encodings(*FillMaskBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
         assert {name: values.shape for name, values in service.engine.run(small, small_outputs=True)[0].items()} == {
             "top_logs": (2, min(100, ROWS)),

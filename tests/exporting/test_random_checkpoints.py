@@ -133,7 +133,7 @@ def _check(case: Case, texts: list[str], folder: Path) -> None:
 
 
 def _compare(case: Case, user: User, bundle: Bundle, texts: Sequence[str]) -> None:
-    service = Service(bundle)
+    service = Service(bundle.path)
     tokenizer, engine = service.tokenizer, service.engine
     assert tokenizer.spec.max_length == case.limit
     if case.task == "token-classification":

@@ -91,7 +91,7 @@ def test_scores_are_those_of_sentence_transformers(name: str, tmp_path: Path) ->
 def test_the_graph_makes_the_vectors_and_compares_them(name: str, tmp_path: Path) -> None:
     """A pooling or layer that the service does not have is in the graph; the answers for a padded batch are those of sentence-transformers."""
     line = GOLDEN[f"6.2.0/{name}"]
-    service = Service(exported(checkpoint_of(tmp_path, f"6.2.0/{name}")))
+    service = Service(exported(checkpoint_of(tmp_path, f"6.2.0/{name}")).path)
     assert service.answer({"inputs": TEXTS}) == [close(vector) for vector in line["vectors"]]
     sentences = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
     assert service.answer({"inputs": sentences}, similarity.TASK) == close(line["similarity"])
@@ -103,7 +103,7 @@ def test_t5_encoders_with_a_dense_layer_are_exported(tmp_path: Path) -> None:
     source = save(tmp_path / "t5", "T5EncoderModel", T5Config(vocab_size=ROWS, **sizes))
     files = GOLDEN["6.2.0/dense"]["files"]
     write_files(source, {name: content for name, content in files.items() if name != "tokenizer_config.json"})
-    [vector] = Service(exported(source)).answer({"inputs": "good"})
+    [vector] = Service(exported(source).path).answer({"inputs": "good"})
     checkpoint = load_checkpoint(str(source))
     [[expected]] = [in_pytorch(checkpoint, tmp_path, {"inputs": ["good"]}, embed.TASK)]
     assert (len(vector), vector) == (8, close(expected))
@@ -111,7 +111,7 @@ def test_t5_encoders_with_a_dense_layer_are_exported(tmp_path: Path) -> None:
 
 def test_requests_choose_other_vectors_of_a_model_with_its_own_pooling(tmp_path: Path) -> None:
     """`pooling` and `layers` read the vectors of tokens; `dimensions` replaces the model's truncation, and `none` has none."""
-    service = Service(exported(checkpoint_of(tmp_path, "6.2.0/truncate-normalized"), layers=(1, 2)))
+    service = Service(exported(checkpoint_of(tmp_path, "6.2.0/truncate-normalized"), layers=(1, 2)).path)
     lengths = {
         len(service.answer({"inputs": "porto", **options})[0])
         for options in ({}, {"pooling": "mean"}, {"pooling": "max", "layers": [1, 2]}, {"normalize": True})

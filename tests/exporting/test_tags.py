@@ -58,7 +58,7 @@ def test_labels_that_look_like_tags_but_are_names_are_reported(labels: str, unre
 
 @pytest.fixture(name="usual", scope="module")
 def tagger_with_usual_labels(tmp_path_factory: pytest.TempPathFactory) -> Service:
-    return Service(exported(bert(tmp_path_factory.mktemp("usual"), labels=BIOES, architecture="BertForTokenClassification")))
+    return Service(exported(bert(tmp_path_factory.mktemp("usual"), labels=BIOES, architecture="BertForTokenClassification")).path)
 
 
 @pytest.mark.torch
@@ -71,7 +71,7 @@ def test_entities_do_not_depend_on_the_spelling(usual: Service, tmp_path: Path, 
     names, texts = tuple(labels.split()), ["a good film was bad and the book was great", "good bad fine dull, great poor very!"]
     source = bert(tmp_path, labels=BIOES, architecture="BertForTokenClassification")
     edit_json(source / "config.json", id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})
-    other = Service(exported(source))
+    other = Service(exported(source).path)
 
     def entities(service: Service, strategy: str) -> Any:
         return service.answer({"inputs": texts, "parameters": {"aggregation_strategy": strategy}})

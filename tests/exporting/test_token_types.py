@@ -164,7 +164,7 @@ def in_pytorch(source: Path, task: str, texts: tuple[str, ...], *, with_types: b
 
 def differences(source: Path, bundle: Bundle, task: str, *, with_types: bool) -> list[float]:
     """Returns the largest difference of an output from PyTorch for each request."""
-    service = Service(bundle)
+    service = Service(bundle.path)
     worst = []
     for request, texts in requests_of(task):
         [row], expected = service.alone(request), in_pytorch(source, task, texts, with_types=with_types)
@@ -226,7 +226,7 @@ def models_of_single_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = one_type(tmp_path_factory.mktemp("one") / "checkpoint")
     edit_json(source / "config.json", id2label={"0": "entailment", "1": "neutral", "2": "contradiction"})
     bundle = exported(source, attentions=True)
-    [row] = Service(bundle).alone(classify_input(FIRST))
+    [row] = Service(bundle.path).alone(classify_input(FIRST))
     expected = in_pytorch(source, "text-classification", (FIRST,), with_types=True)["logits"][0].numpy()
     assert float(np.abs(row["logits"] - expected).max()) <= 1e-4
     return bundle.path.parent

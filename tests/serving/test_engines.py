@@ -20,7 +20,7 @@ from bertserve.service.models import loading
 from bertserve.service.text.tokenizer import Encoding
 from support import metric, tiny
 from support.app_client import call_once, serving, state_of
-from support.embedded import load
+from support.bundles import included
 from support.fakes import FakeEngine
 
 
@@ -120,7 +120,7 @@ async def test_a_run_is_multi_threaded_only_with_enough_tokens(models: Path) -> 
 )
 def test_several_threads_give_the_same_output_as_one(name: str) -> None:
     """Outputs are bit-identical: threads divide rows and columns, but never split a sum."""
-    engines = [load(name, threads=threads).engine for threads in (1, 3)]
+    engines = [included(name, threads=threads).engine for threads in (1, 3)]
     rng = np.random.default_rng(0)
 
     for length in (7, 64, 200):

@@ -15,7 +15,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import Word, find_words, most_within
 from support import tiny
 from support.app_client import Send, error_of_inputs, fake_service, open_api, post, result_of, serving
-from support.embedded import EmbeddedBundle, load
+from support.bundles import Service, included
 from support.fakes import FakeEngine
 from support.task_runs import classify_input, generator_of
 
@@ -23,7 +23,7 @@ CLASSIFY, ANSWER = "/classify", "/answer"
 TEXT = "the film was not bad , but very long"
 
 
-def span_score(model: EmbeddedBundle, question: str, context: str, first: int, last: int) -> float:
+def span_score(model: Service, question: str, context: str, first: int, last: int) -> float:
     """Returns p(start) * p(end) of a span of the context's tokens; with -1 and -1, of "no answer"."""
     a, b = model.tokenizer.tokenize([question, context])
     encoding = model.tokenizer.assemble(a.ids, b.ids)
@@ -61,7 +61,7 @@ def assert_explained(api: Send, path: str, inputs: Any, item: dict[str, Any]) ->
 
 @cache
 def tokenizer() -> Tokenizer:
-    return load("sentiment").tokenizer
+    return included("sentiment").tokenizer
 
 
 def words(text: str, span: range | None = None) -> list[str]:
@@ -152,7 +152,7 @@ QUESTION, PASSAGE = "was the film good ?", "the book was dull . a very good film
 
 
 def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api: Send) -> None:
-    model = EmbeddedBundle(tiny.bundle(tmp_path, task="question-answering", max_length=64))
+    model = Service(tiny.bundle(tmp_path, task="question-answering", max_length=64))
     inputs = {"question": QUESTION, "context": PASSAGE}
     best, second = result_of(api, ANSWER, inputs, explain=True, top_k=2, max_answer_len=3)
     assert "explanation" not in second
@@ -168,7 +168,7 @@ def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api
 
 
 def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
-    model = EmbeddedBundle(tiny.bundle(tmp_path, task="question-answering", max_length=64))
+    model = Service(tiny.bundle(tmp_path, task="question-answering", max_length=64))
     answers = {
         text: result_of(api, ANSWER, {"question": "not ?", "context": text}, explain=True, handle_impossible_answer=True)
         for text in ("good", "dull film", "a book", "bad !", "very long .")
@@ -223,7 +223,7 @@ async def test_admission_counts_the_variants(tmp_path: Path) -> None:
 
 
 def test_the_most_important_word_is_the_obvious_one() -> None:
-    model = load("sentiment")
+    model = included("sentiment")
     for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
         request = classify_input(text, explain=True, function_to_apply="none")
         words_ = drive(generator_of(classify, request, model.tokenizer, model.manifest), lambda step: model.rows(step.encodings))

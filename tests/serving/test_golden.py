@@ -13,13 +13,13 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.step import TextInput
 from golden import cases
-from support import embedded
 from support.app_client import assert_same
+from support.bundles import STEPS, included
 from support.fakes import Head
-from support.task_runs import classify_input, decode, encode
+from support.task_runs import classify_input, decode
 
 CASES = cases.load_cases("text_classification")
-SENTIMENT = embedded.load("sentiment")
+SENTIMENT = included("sentiment")
 HEAD = Head(("negative", "positive"))
 NEAR_TIE = 0.1
 FLOOR = 0.98
@@ -27,7 +27,7 @@ FLOOR = 0.98
 
 def requests_of(case: dict[str, Any]) -> list[TextInput[classify.ClassifyParameters]]:
     """Returns the task requests of a case, parsed from JSON as in the service."""
-    return list(embedded.parse(classify.TASK, case["request"]).task_inputs(SENTIMENT.manifest))
+    return list(SENTIMENT.parse(case["request"]).task_inputs(SENTIMENT.manifest))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
@@ -42,18 +42,18 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
 
 def test_every_text_has_as_many_windows_as_in_the_reference() -> None:
     for case in CASES:
-        counts = [len(encode(classify, request, SENTIMENT.tokenizer).encodings) for request in requests_of(case)]
+        counts = [len(SENTIMENT.encode(request).encodings) for request in requests_of(case)]
         assert counts == [len(windows) for windows in case["logits"]], case["id"]
 
 
-@pytest.mark.parametrize("step", embedded.STEPS)
+@pytest.mark.parametrize("step", STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     clear = matches = ties = 0
     outputs_of: dict[bytes, Outputs] = {}  # many cases have the same text
     for case in CASES[::step]:
         for request, windows in zip(requests_of(case), case["logits"], strict=True):
             best = classify_input(request.text, request.text_pair, window=request.parameters.window, stride=request.parameters.stride)
-            encodings = encode(classify, best, SENTIMENT.tokenizer).encodings
+            encodings = SENTIMENT.encode(best).encodings
             for encoding in encodings:
                 if encoding.ids.tobytes() not in outputs_of:
                     outputs_of[encoding.ids.tobytes()] = SENTIMENT.engine.run([encoding])[0]

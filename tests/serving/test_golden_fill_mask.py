@@ -12,11 +12,10 @@ import pytest
 
 from bertserve.service.tasks import fill_mask
 from golden import cases
-from support import embedded
-from support.task_runs import decode, encode
+from support.bundles import STEPS, included
 
 CASES = cases.load_cases("fill_mask")
-FILL = embedded.load("fill-mask")
+FILL = included("fill-mask")
 FLOOR = 0.9
 
 
@@ -31,7 +30,7 @@ def rebuilt(mask: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def decode_masks(request: fill_mask.FillMaskInput, masks: list[dict[str, Any]]) -> list[Any]:
     """Returns the results of stored logits, after a check that the windows equal those of the golden file."""
-    encodings, (tokens,) = encode(fill_mask, request, FILL.tokenizer).encodings, FILL.tokenizer.tokenize([request.text])
+    encodings, (tokens,) = FILL.encode(request).encodings, FILL.tokenizer.tokenize([request.text])
     places = [place for place, id_ in enumerate(tokens.ids) if FILL.tokenizer.spec.mask is not None and id_ == FILL.tokenizer.spec.mask.id]
     assert len(places) == len(masks)
     if "window" in masks[0]:
@@ -39,12 +38,12 @@ def decode_masks(request: fill_mask.FillMaskInput, masks: list[dict[str, Any]]) 
         assert cuts == [mask["window"]["first"] for mask in masks]
     logits = [rebuilt(mask)[None] for mask in masks]
     rows = [{"logits": row} for row in logits] if "window" in masks[0] else [{"logits": np.concatenate(logits)}]
-    return list(decode(fill_mask, request, rows, FILL.manifest, FILL.tokenizer))
+    return list(FILL.decode(request, rows))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_tokens(case: dict[str, Any]) -> None:
-    body = embedded.parse(fill_mask.TASK, case["request"])
+    body = FILL.parse(case["request"])
     results = [decode_masks(request, masks) for request, masks in zip(body.task_inputs(FILL.manifest), case["masks"], strict=True)]
     answers = case["answer"] if body.is_list else [case["answer"]]
     for masks, scores, expected, actual in zip(case["masks"], case["scores"], answers, results, strict=True):
@@ -55,13 +54,13 @@ def test_stored_logits_decode_to_the_reference_tokens(case: dict[str, Any]) -> N
             assert [[item[key] for key in keys] for item in actual_mask] == [[item[key] for key in keys] for item in want]
 
 
-@pytest.mark.parametrize("step", embedded.STEPS)
+@pytest.mark.parametrize("step", STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     """The served graph has the best token of float32 for at least 90 % of the masks without a near tie."""
     same = count = 0
     for case in CASES[::step]:
-        for request, masks in zip(embedded.parse(fill_mask.TASK, case["request"]).task_inputs(FILL.manifest), case["masks"], strict=True):
-            encodings = encode(fill_mask, request, FILL.tokenizer).encodings
+        for request, masks in zip(FILL.parse(case["request"]).task_inputs(FILL.manifest), case["masks"], strict=True):
+            encodings = FILL.encode(request).encodings
             logits = np.concatenate([row["logits"] for row in FILL.rows(encodings)])
             for mask, row in zip(masks, logits, strict=True):
                 first, second = (math.exp(logit - mask["logsumexp"]) for _, logit in mask["best"][:2])

@@ -13,11 +13,10 @@ import pytest
 from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.step import TextInput
 from golden import cases
-from support import embedded
-from support.task_runs import decode
+from support.bundles import STEPS, included
 
 CASES = cases.load_cases("question_answering")
-QA = embedded.load("qa")
+QA = included("qa")
 FLOOR = 0.9
 
 
@@ -42,7 +41,7 @@ def pairs(
 ) -> list[tuple[TextInput[question_answering.QuestionAnsweringParameters], list[dict[str, Any]], Any]]:
     parameters = case["request"].get("parameters", {}) | changes
     parameters.pop("max_question_len", None)  # of the reference, where it changes no answer of these cases
-    body = embedded.parse(question_answering.TASK, case["request"] | {"parameters": parameters})
+    body = QA.parse(case["request"] | {"parameters": parameters})
     answers = case["answer"] if body.is_list else [case["answer"]]
     return list(zip(body.task_inputs(QA.manifest), case["windows"], answers, strict=True))
 
@@ -52,7 +51,7 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
     """With `duplicates: "sum"`, answers, offsets and order are equal (equal scores in any order); scores agree to 1e-6."""
     for request, windows, expected in pairs(case, duplicates="sum"):
         _, rows = windows_and_rows(request, windows)
-        result = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
+        result = QA.decode(request, rows)
         assert (request.parameters.top_k > 1) == isinstance(result, list)
         actual, right = as_list(result), as_list(expected)
         assert [item["score"] for item in actual] == [pytest.approx(item["score"], abs=1e-6) for item in right]
@@ -61,15 +60,15 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
             assert same[1] == same[0]
 
 
-@pytest.mark.parametrize("step", embedded.STEPS)
+@pytest.mark.parametrize("step", STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     """The best answers of the served graph and of float32 overlap with a mean F1 of at least 0.9, without near ties."""
     total, count = 0.0, 0
     for case in CASES[::step]:
         for request, windows, _ in pairs(case, duplicates="best", top_k=2, handle_impossible_answer=False):
             windows_, rows = windows_and_rows(request, windows)
-            expected = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
-            answer = decode(question_answering, request, QA.rows(windows_.encodings), QA.manifest, QA.tokenizer)
+            expected = QA.decode(request, rows)
+            answer = QA.decode(request, QA.rows(windows_.encodings))
             if len(expected) > 1 and expected[0]["score"] < expected[1]["score"] + 0.1:
                 continue
             (a, b), (c, d) = ((side[0]["start"], side[0]["end"]) for side in (expected, answer))

@@ -10,12 +10,12 @@ import pytest
 
 from bertserve.service.tasks import rerank
 from golden import cases
-from support import embedded
+from support.bundles import STEPS, included
 from support.fakes import Head
 from support.task_runs import decode, encode
 
 CASES = cases.load_cases("reranking")
-RERANK = embedded.load("rerank")
+RERANK = included("rerank")
 NEAR_TIE = 0.1
 FLOOR = 0.98
 MAX_SCORE_ERROR = 0.05
@@ -23,7 +23,7 @@ MAX_SCORE_ERROR = 0.05
 
 def request_of(case: dict[str, Any]) -> rerank.RerankInput:
     """Returns the task request of a case, parsed from JSON as in the service."""
-    [request] = embedded.parse(rerank.TASK, case["request"]).task_inputs(RERANK.manifest)
+    [request] = RERANK.parse(case["request"], rerank.TASK).task_inputs(RERANK.manifest)
     return request
 
 
@@ -43,7 +43,7 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
     assert answer == [item | {"score": pytest.approx(item["score"], abs=1e-6)} for item in case["answer"]]
 
 
-@pytest.mark.parametrize("step", embedded.STEPS)
+@pytest.mark.parametrize("step", STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     """Two texts of a query whose scores differ by 0.1 or more have the same order as in float32."""
     pairs = matches = 0

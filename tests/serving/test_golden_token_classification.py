@@ -14,18 +14,18 @@ from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.step import TextInput
 from golden import cases
-from support import embedded
-from support.task_runs import decode, encode, ner_input
+from support.bundles import STEPS, included
+from support.task_runs import ner_input
 
 CASES = cases.load_cases("token_classification")
-NER = embedded.load("ner")
+NER = included("ner")
 LABELS = len(NER.manifest.labels)
 FLOOR = 0.9
 
 
 def answer(request: TextInput[token_classification.TokenClassificationParameters], windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the entities of stored logits, which are placed between the special tokens."""
-    batch, (tokens,) = encode(token_classification, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
+    batch, (tokens,) = NER.encode(request), NER.tokenizer.tokenize([request.text])
     cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
     assert [encoding.ids[1:-1].tolist() for encoding in batch.encodings] == [tokens.ids[span.start : span.stop] for span in cuts]
     assert batch.read_spans == (tokens.read_spans(cuts) if len(cuts) > 1 else ())
@@ -34,13 +34,13 @@ def answer(request: TextInput[token_classification.TokenClassificationParameters
         logits = np.zeros((len(encoding), LABELS), dtype=np.float32)
         logits[encoding.start : encoding.start + window["count"]] = window["logits"]
         rows.append({"logits": logits})
-    return list(decode(token_classification, request, rows, NER.manifest, NER.tokenizer))
+    return list(NER.decode(request, rows))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) -> None:
     """Labels, offsets and order are equal, and scores agree to 1e-6; `word` is the text between the offsets."""
-    body = embedded.parse(token_classification.TASK, case["request"])
+    body = NER.parse(case["request"])
     requests, expected = list(body.task_inputs(NER.manifest)), case.get("corrected", case["answer"])
     actual = [answer(request, windows) for request, windows in zip(requests, case["windows"], strict=True)]
 
@@ -52,21 +52,19 @@ def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) ->
         assert [item["word"] for item in actual_text] == [request.text[item["start"] : item["end"]] for item in actual_text]
 
 
-@pytest.mark.parametrize("step", embedded.STEPS)
+@pytest.mark.parametrize("step", STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     """Entity spans of the served graph and of float32 have an F1 of at least 0.9, for texts without near ties."""
     right = num_actual = num_expected = texts = 0
     for case in CASES[::step]:
-        for request, windows in zip(
-            embedded.parse(token_classification.TASK, case["request"]).task_inputs(NER.manifest), case["windows"], strict=True
-        ):
+        for request, windows in zip(NER.parse(case["request"]).task_inputs(NER.manifest), case["windows"], strict=True):
             logits = [np.array(window["logits"], dtype=np.float32) for window in windows if window["count"]]
             best = [np.sort(activate(x, "softmax")) for x in logits]
             if not best or min((x[:, -1] - x[:, -2]).min() for x in best) < 0.1:
                 continue
             plain = ner_input(request.text, stride=request.parameters.stride)
-            rows = NER.rows(encode(token_classification, plain, NER.tokenizer).encodings)
-            actual = decode(token_classification, plain, rows, NER.manifest, NER.tokenizer)
+            rows = NER.rows(NER.encode(plain).encodings)
+            actual = NER.decode(plain, rows)
             a, b = ({(e["entity_group"], e["start"], e["end"]) for e in entities} for entities in (answer(plain, windows), actual))
             right, num_actual, num_expected, texts = right + len(a & b), num_actual + len(b), num_expected + len(a), texts + 1
     f1 = 2 * right / (num_actual + num_expected)

@@ -15,7 +15,7 @@ from bertserve.service.tasks.step import Step, TaskGenerator, drive
 from bertserve.service.text.tokenizer import Encoding
 from support import tiny
 from support.app_client import Send, error_of, error_of_inputs, post, result_of
-from support.embedded import EmbeddedBundle
+from support.bundles import Service
 from support.task_runs import generator_of
 
 LONG = "good " * 40
@@ -26,7 +26,7 @@ class Runs:
     """A tiny fill-mask graph; `stages` has the encodings of each step of the last search."""
 
     def __init__(self, folder: Path) -> None:
-        bundle = EmbeddedBundle(tiny.bundle(folder, task="fill-mask"))
+        bundle = Service(tiny.bundle(folder, task="fill-mask"))
         self.tokenizer, self.engine = bundle.tokenizer, bundle.engine
         self.stages: list[int] = []
 

@@ -3,8 +3,10 @@
 import json
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,13 @@ from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import Limits
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
+from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.step import Step
+from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from support import ROOT
 from support.task_runs import decode, encode
 
 FAST = ("--precision", "fp32")
@@ -29,6 +34,8 @@ FEW_TEXTS = Path(__file__).with_name("few_texts.txt")  # the first built-in cali
 Array = NDArray[Any]
 Run = Callable[..., tuple[int, str]]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
+# The golden cases that run on an included graph: `make test` runs every twelfth case.
+STEPS = [pytest.param(12, id="twelfth"), pytest.param(1, id="all", marks=pytest.mark.full_grid)]
 
 
 def exported(source: str | Path, output: Path | None = None, **options: Any) -> Bundle:
@@ -76,20 +83,46 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().err
 
 
-def engine_of(bundle: Bundle, graph: GraphSpec | None = None, path: Path | None = None) -> OnnxEngine:
+def engine_of(bundle: Bundle, graph: GraphSpec | None = None, path: Path | None = None, threads: int = 1) -> OnnxEngine:
     """Returns a CPU engine for a graph, whatever the graph's own provider is; `path` replaces the graph's file."""
     graph, spec = graph or bundle.graph("cpu"), bundle.manifest.tokenizer
-    return OnnxEngine(path or bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
+    file = path or bundle.path / graph.file
+    return OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu", threads=threads)
 
 
+@dataclass(frozen=True)
 class Service:
-    """Runs a bundle in the service's request reader, tokenizer, engine and decoder."""
+    """Runs a bundle in the service's request reader, tokenizer, engine and decoder, which are loaded when a test first needs them."""
 
-    def __init__(self, bundle: Bundle, precision: Any = "fp32", provider: Any = "cpu") -> None:
-        self.manifest = bundle.manifest
-        self.task = TASKS[bundle.manifest.task]
-        self.tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
-        self.engine = engine_of(bundle, bundle.graph(provider, precision))
+    path: Path
+    precision: Any = "fp32"
+    provider: Any = "cpu"
+    threads: int = 1
+
+    @cached_property
+    def _bundle(self) -> Bundle:
+        return load_bundle(self.path)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        return self._bundle.manifest
+
+    @cached_property
+    def task(self) -> TaskSpec:
+        return TASKS[self.manifest.task]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self._bundle.tokenizer_path, self.manifest.tokenizer)
+
+    @cached_property
+    def engine(self) -> OnnxEngine:
+        return engine_of(self._bundle, self._bundle.graph(self.provider, self.precision), threads=self.threads)
+
+    def parse(self, body: dict[str, Any], task: str | None = None) -> Any:
+        """Parses a request body as the service does."""
+        limits = Limits(max_inputs=512, max_chars=200_000)
+        return validate_as(TASKS[task or self.manifest.task].body, parse_json(json.dumps(body).encode()), limits)
 
     def encode(self, request: Any) -> Step:
         return encode(self.task, request, self.tokenizer, self.manifest)
@@ -97,16 +130,19 @@ class Service:
     def encodings(self, *requests: Any) -> list[Encoding]:
         return [encoding for request in requests for encoding in self.encode(request).encodings]
 
+    def rows(self, encodings: Sequence[Encoding]) -> list[Outputs]:
+        """Runs encodings one by one, as the service does with a graph that is not batch-invariant."""
+        return [self.engine.run([encoding])[0] for encoding in encodings]
+
     def alone(self, request: Any) -> list[Outputs]:
-        return [self.engine.run([encoding])[0] for encoding in self.encodings(request)]
+        return self.rows(self.encodings(request))
 
     def decode(self, request: Any, rows: list[Outputs]) -> Any:
         return decode(self.task, request, rows, self.manifest, self.tokenizer)
 
     def answer(self, body: dict[str, Any], task: str | None = None) -> Any:
         """Returns the response to a request body; all its inputs run in one padded batch."""
-        task = task or self.manifest.task
-        call = validate_as(TASKS[task].body, parse_json(json.dumps(body).encode()), Limits(max_inputs=64, max_chars=100_000))
+        call, task = self.parse(body, task), task or self.manifest.task
         steps = [(input_, encode(TASKS[task], input_, self.tokenizer, self.manifest)) for input_ in call.task_inputs(self.manifest)]
         encodings = [encoding for _, step in steps for encoding in step.encodings]
         rows = iter(self.engine.run(encodings, small_outputs=all(step.small_outputs for _, step in steps)))
@@ -114,6 +150,10 @@ class Service:
             decode(TASKS[task], input_, [next(rows) for _ in step.encodings], self.manifest, self.tokenizer) for input_, step in steps
         ]
         return to_plain(call.to_response(results))
+
+
+def included(name: str, threads: int = 1) -> Service:
+    return Service(ROOT / "models" / name, "auto", threads=threads)
 
 
 def edit_constant(source: Path, name: str, change: Callable[[Array], Array], target: Path | None = None) -> None:

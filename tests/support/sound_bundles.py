@@ -6,7 +6,7 @@ from typing import Any
 import onnx
 import pytest
 
-from bertserve.service.bundle.files import digest, load_bundle
+from bertserve.service.bundle.files import digest
 from bertserve.service.engine.sessions import unavailable_reason
 from support import json_lines, tiny
 from support.bundles import Service
@@ -17,7 +17,7 @@ FP32 = "model.cpu.fp32.onnx"
 
 
 def answer(path: Path, body: dict[str, Any], precision: str = "auto") -> Any:
-    return Service(load_bundle(path), precision).answer(body)
+    return Service(path, precision).answer(body)
 
 
 def store_digests(path: Path) -> Path:
