@@ -31,6 +31,7 @@ from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 BINARY_TYPE = "application/octet-stream"  # of JSON with binary tensors after it
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
+_SERVER = {"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]}
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
 _RESPONSE_EXAMPLE: dict[str, Any] = {
     "model_name": "sentiment",
@@ -141,15 +142,14 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
 def routes() -> list[GuardedRoute]:
     """Returns the route that runs a model, and those of metadata and probes."""
     response = Annotated[dict[str, Any], Field(examples=[_RESPONSE_EXAMPLE])]
-    server = lambda _: {"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]}  # noqa: E731
     summary, tags = "Run a model on tensors of texts", ["open inference"]
     return [
         InferenceRoute("/v2/models/{name}/infer", read_infer, summary, (InferBody,), response, other_type=BINARY_TYPE),
         probe("/v2/health/ready", readiness, "Readiness: requests are answered", tags=tags),
         probe("/v2/health/live", lambda _: {"live": True}, "Liveness: the process runs", tags=tags),
         probe("/v2/models/{name}/ready", readiness, "Readiness of a model", tags=tags),
-        info("/v2", server, "Name and version of the service", tags=tags),
-        info("/v2/", server, "", include_in_schema=False),
+        info("/v2", lambda _: _SERVER, "Name and version of the service", tags=tags),
+        info("/v2/", lambda _: _SERVER, "", include_in_schema=False),
         info("/v2/models/{name}", model_metadata, "Inputs and outputs of a model", tags=tags),
     ]
 
