@@ -8,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
+from bertserve.export.checkpoint.card import CARD_FIELDS
 from bertserve.export.flags import Aim
 from bertserve.service.bundle.calibration import Bin, Calibration, Interval, Threshold
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
@@ -16,7 +17,6 @@ from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, has_low_agreement, summarize_agreement
 from bertserve.service.messages import plural
 
-CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # fields of `Source` from the card of the checkpoint
 _FLOAT_KEYS = {"FloatUnits", "FloatInputs", "KeptFloat"}  # parts of `quantized` that stay in float, partly or wholly
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")  # start or end of a code block
 _TOKEN_TYPES = {
@@ -86,7 +86,7 @@ def read_quote(path: Path) -> str:
 
 def _front_matter(source: Source) -> str:
     """Returns license, language and data sets of the checkpoint's card, in the hub's format."""
-    fields = source.model_dump(include=CARD_FIELDS, mode="json")
+    fields = source.model_dump(include={*CARD_FIELDS}, mode="json")
     metadata = {name: value[0] if name == "license" and len(value) == 1 else value for name, value in fields.items() if value}
     return f"---\n{ModelCardData(**metadata).to_yaml()}\n---\n" if metadata else ""
 

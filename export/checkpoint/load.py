@@ -11,6 +11,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint import signature
+from bertserve.export.checkpoint.card import find_card
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer, make_tokenizer_spec, read_templates, vocabulary_size
 from bertserve.export.checkpoint.padding import Padding, find_padding, set_pad_token
@@ -23,7 +24,7 @@ from bertserve.export.checkpoint.sentence_transformers import (
     read_modules,
     read_transformer_settings,
 )
-from bertserve.export.checkpoint.source import SourceFiles, find_card, find_source, read_with_transformers
+from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import Template, choose_token_types, type_templates
 from bertserve.export.checkpoint.weights import load_pretrained

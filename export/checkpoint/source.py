@@ -1,11 +1,7 @@
-"""Finds a checkpoint's files in a local folder or on the hub, and reads them with transformers, but never its code.
-
-The front matter of its card has the license, languages and data sets. A bundle gets the same license.
-"""
+"""Finds a checkpoint's files in a local folder or on the hub, and reads them with transformers, but never its code."""
 
 import glob
 import hashlib
-import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -15,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-import yaml  # type: ignore[import-untyped]
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
+from bertserve.export.checkpoint.card import read_card_metadata
 from bertserve.export.checkpoint.lora import ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
 from bertserve.export.checkpoint.weight_files import SAFETENSORS, find_weights
@@ -28,88 +23,10 @@ from bertserve.service.bundle.checkpoint_files import ADAPTER_CONFIG_FILE, FILE_
 from bertserve.service.bundle.files import is_bundle
 from bertserve.service.bundle.manifest import Source, TokenTypes
 
-logger = logging.getLogger("bertserve.export")
-MAX_CARD_BYTES = 2**20  # the card is read as a whole, and copied to the bundle
-MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # levels of brackets, each of which takes YAML a millisecond
-
 # downloaded only for a folder that has no safetensors: files that are not downloaded cannot be loaded
 _PICKLE_PATTERNS = ("pytorch_model*.bin", PICKLED_ADAPTER)
 _SAFETENSORS_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", ADAPTER_WEIGHTS_FILE)
-_OPENING, _CLOSING = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken), (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def read_card_metadata(card: Path | None) -> dict[str, Any]:
-    """Reads the front matter of a card from `find_card`, if any, as fields of the manifest's `Source`; a missing field is empty.
-
-    Values other than texts and lists of texts are ignored and logged as warnings.
-    """
-    try:
-        metadata = {} if card is None else _front_matter(card.read_text(encoding="utf-8-sig"))
-    except Exception as error:  # noqa: BLE001 - YAML raises any error of its constructors, such as IndexError for an empty number
-        reason = first_line(error)
-        logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
-        metadata = {}
-    # the hub's names
-    lists: dict[str, Any] = {name: _texts(card, metadata, name, lists=True) for name in ("license", "language", "datasets")}
-    single = {name: _texts(card, metadata, name, lists=False) for name in ("license_name", "license_link")}
-    return lists | {name: next(iter(values), None) for name, values in single.items()}
-
-
-def find_card(folder: Path) -> Path | None:
-    """Returns a checkpoint's README.md; None if it does not exist, or with a warning if it leaves the checkpoint or exceeds a mebibyte."""
-    card = folder / "README.md"
-    if not card.is_file():
-        return None
-    reason = None
-    home, target = folder.resolve(), card.resolve()
-    is_blob = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"  # in the cache of the hub
-    if card.is_symlink() and not is_blob and not target.is_relative_to(home):
-        reason = "is a link to a file outside of the checkpoint"
-    elif card.stat().st_size > MAX_CARD_BYTES:
-        reason = f"has more than {MAX_CARD_BYTES} bytes"
-    if reason:
-        logger.warning("`%s` %s, so it is ignored, and its license and languages are unknown.", card, reason)
-        return None
-    return card
-
-
-def _front_matter(text: str) -> dict[Any, Any]:
-    """Returns the YAML object at the start of a card; empty if there is none."""
-    match = REGEX_YAML_BLOCK.search(text)
-    if match is None:
-        return {}
-    if len(match.group(2)) > MAX_FRONT_MATTER_CHARS:
-        raise ValueError(f"it has more than {MAX_FRONT_MATTER_CHARS} characters")
-    depth = 0  # open brackets
-    for token in yaml.scan(match.group(2), Loader=yaml.SafeLoader):
-        if isinstance(token, yaml.AliasToken):
-            raise ValueError("it has an alias")  # ten short lines with aliases can expand to gigabytes
-        depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
-        if depth > MAX_NESTING:
-            raise ValueError(f"it has more than {MAX_NESTING} nested brackets")
-    metadata = yaml.safe_load(match.group(2))
-    if metadata is not None and not isinstance(metadata, dict):
-        raise ValueError("it is a list or a value")
-    return metadata or {}
-
-
-def _texts(card: Path | None, metadata: dict[Any, Any], key: str, *, lists: bool) -> tuple[str, ...]:
-    """Returns the texts of a field: a text, or a list of texts if it may be one."""
-    value = metadata.get(key)
-    if value is None:
-        return ()
-    items = value if lists and isinstance(value, list) else [value]
-    if not all(isinstance(item, str) for item in items):
-        logger.warning(
-            "`%s` in the front matter of `%s` is %s instead of %s, so it is ignored; quote texts that YAML reads as something else (`no`).",
-            key,
-            card,
-            f"{value!r:.80}",
-            "a text or a list of texts" if lists else "a text",
-        )
-        return ()
-    return tuple(item for item in items if item)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ import os
 from pathlib import Path
 
 from bertserve.export import int8_texts
+from bertserve.export.checkpoint.card import CARD_FIELDS
 from bertserve.export.checkpoint.checkpoint import Checkpoint, count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import ExportError, UsageError
 from bertserve.export.int8_texts import SplitTexts
-from bertserve.export.model_card import CARD_FIELDS, bundle_texts, quote
+from bertserve.export.model_card import bundle_texts, quote
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.comparison import measure_graph
 from bertserve.export.validation.reference import sample_reference
@@ -81,7 +82,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
         digests = {**digests, "validation": texts.digests()}
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
-    source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
+    source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include={*CARD_FIELDS}))
     updates = {"graphs": graphs, "flops": count_flops(checkpoint), "source": source, "int8_texts": digests}
     new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
     # each file is replaced as a whole; the manifest comes last, because it is verified

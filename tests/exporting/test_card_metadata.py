@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.export.checkpoint.source import MAX_CARD_BYTES, MAX_FRONT_MATTER_CHARS, find_card, read_card_metadata
+from bertserve.export.checkpoint.card import MAX_CARD_BYTES, MAX_FRONT_MATTER_CHARS, find_card, read_card_metadata
 from bertserve.export.model_card import model_card
 from bertserve.service.bundle.files import load_bundle
 from support import ROOT
