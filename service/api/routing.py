@@ -98,8 +98,7 @@ class RouteTable:
         Raises:
             MalformedRequestError: A proxy can have interpreted the path in another way: it has a control character, an encoded slash or
                 backslash, a dot segment, or invalid UTF-8.
-            HttpError: There is no such path.
-            HttpError: The path has other methods (405).
+            HttpError: There is no such path (404), or it has other methods (405).
         """
         path, raw = scope["path"], scope.get("raw_path") or b""
         if _AMBIGUOUS.search(path) is not None or (b"%" in raw and _ENCODED_SLASH.search(raw) is not None):
