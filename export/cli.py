@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from bertserve.export import calibrate_cli, flags, verify_cli
 from bertserve.export.build_input import Tracer, choose_precisions
-from bertserve.export.errors import ExportError, log, report_error
+from bertserve.export.errors import ExportError, log, report_error, warn
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.workspace import handle_signals, raise_interrupt
 from bertserve.service import __version__
@@ -81,8 +81,8 @@ def _export(argv: Sequence[str]) -> int:
         return report_error(error, options.output)
     _print_agreements(target, manifest)
     for graph in filter(has_low_agreement, manifest.graphs):
-        log(
-            f"WARNING: graph {graph.name}: {describe_agreement(graph.validation)}, but at least {LOW_AGREEMENT_THRESHOLD:.0%} is "
+        warn(
+            f"graph {graph.name}: {describe_agreement(graph.validation)}, but at least {LOW_AGREEMENT_THRESHOLD:.0%} is "
             f"expected; it is {'the default graph, as requested' if graph.default else 'not the default graph'}. Measure it on texts of "
             "your own (`bert-export verify --data`), and try a lower --max-int8-error or your own --int8-texts."
         )

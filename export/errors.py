@@ -27,6 +27,11 @@ def log(message: object) -> None:
     print(f"bert-export: {message}", file=sys.stderr, flush=True)
 
 
+def warn(message: str) -> None:
+    """Prints a warning to stderr."""
+    log(f"WARNING: {message}")
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, with the next one after a colon; the name of its class without a message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

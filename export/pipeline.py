@@ -1,6 +1,5 @@
 """Converts a checkpoint to a bundle: runs the stages in order, in a temporary folder next to the output."""
 
-import logging
 import os
 import platform
 import re
@@ -21,7 +20,7 @@ from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
-from bertserve.export.errors import ExportError, first_line
+from bertserve.export.errors import ExportError, first_line, warn
 from bertserve.export.gpu.build import build_for_cuda, build_for_tensorrt
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, read_int8_texts
@@ -42,8 +41,6 @@ from bertserve.service.messages import quote_names
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import token_classification
 from bertserve.service.text.tokenizer import Tokenizer
-
-logger = logging.getLogger("bertserve.export")
 
 BUILDERS: Mapping[Provider, Callable[[GraphBuildInput, Sequence[Precision]], Iterable[GraphSpec]]] = {
     "cpu": cpu.build_for_cpu,
@@ -99,10 +96,9 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
         with stage("load", options.source):
             checkpoint = load_module(options.source) if options.module else load_checkpoint(options.source, options)
         if checkpoint.task == token_classification.TASK and (names := tag_like_labels(checkpoint.labels)):
-            logger.warning(
-                "the labels %s of `%s` look like tags, but are read as names; if they are tags, rename them in config.json, such as B-PER.",
-                quote_names(names[:8]),
-                checkpoint.origin.checkpoint,
+            warn(
+                f"the labels {quote_names(names[:8])} of `{checkpoint.origin.checkpoint}` look like tags, but are read as names; if they "
+                "are tags, rename them in config.json, such as B-PER."
             )
         EXPORT_TASKS[checkpoint.task].refuse_pairs(texts, checkpoint.tokenizer)
         bundle_folder, work = scratch / "bundle", scratch / "work"

@@ -1,15 +1,12 @@
 """Reads a checkpoint's card, whose front matter has the license, languages and data sets. A bundle gets the same license."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from bertserve.export.errors import first_line
-
-logger = logging.getLogger("bertserve.export")
+from bertserve.export.errors import first_line, warn
 
 MAX_CARD_BYTES = 2**20  # the card is read as a whole, and copied to the bundle
 MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # levels of brackets, each of which takes YAML a millisecond
@@ -21,13 +18,12 @@ _OPENING, _CLOSING = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken), 
 def read_card_metadata(card: Path | None) -> dict[str, Any]:
     """Reads the front matter of a card from `find_card`, if any, as fields of the manifest's `Source`; a missing field is empty.
 
-    Values other than texts and lists of texts are ignored and logged as warnings.
+    Values other than texts and lists of texts are ignored with a warning.
     """
     try:
         metadata = {} if card is None else _front_matter(card.read_text(encoding="utf-8-sig"))
     except Exception as error:  # noqa: BLE001 - YAML raises any error of its constructors, such as IndexError for an empty number
-        message = "the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown."
-        logger.warning(message, card, first_line(error))
+        warn(f"the front matter of `{card}` is not a YAML object ({first_line(error)}), so its license and languages are unknown.")
         metadata = {}
     return {name: _read_field(card, name, metadata.get(name), is_list=is_list) for name, is_list in CARD_FIELDS.items()}
 
@@ -45,7 +41,7 @@ def find_card(folder: Path) -> Path | None:
     elif card.stat().st_size > MAX_CARD_BYTES:
         reason = f"has more than {MAX_CARD_BYTES} bytes"
     if reason:
-        logger.warning("`%s` %s, so it is ignored, and its license and languages are unknown.", card, reason)
+        warn(f"`{card}` {reason}, so it is ignored, and its license and languages are unknown.")
         return None
     return card
 
@@ -76,12 +72,10 @@ def _read_field(card: Path | None, name: str, value: Any, *, is_list: bool) -> A
     if value is None:
         items = []
     elif not all(isinstance(item, str) for item in items):
-        logger.warning(
-            "`%s` in the front matter of `%s` is %s instead of %s, so it is ignored; quote texts that YAML reads as something else (`no`).",
-            name,
-            card,
-            f"{value!r:.80}",
-            "a text or a list of texts" if is_list else "a text",
+        expected = "a text or a list of texts" if is_list else "a text"
+        warn(
+            f"`{name}` in the front matter of `{card}` is {value!r:.80} instead of {expected}, so it is ignored; quote texts that YAML "
+            "reads as something else (`no`)."
         )
         items = []
     texts = tuple(item for item in items if item)

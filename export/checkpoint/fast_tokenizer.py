@@ -1,7 +1,6 @@
 """Loads a checkpoint's fast tokenizer, and reads the facts that `tokenizer.json` lacks."""
 
 import json
-import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.checkpoint.token_types import Template
 from bertserve.export.checkpoint.vocabulary_files import describe_missing_vocabulary, replace_backend, use_vocabulary_files
-from bertserve.export.errors import ExportError
+from bertserve.export.errors import ExportError, warn
 from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.bundle.manifest import AddedToken, SpecialPart, TemplatePart, TextPart, TokenizerSpec
-
-logger = logging.getLogger("bertserve.export")
 
 # the last text shows the most common differences between normalizers and between pre-tokenizers
 _COMPARED_TEXTS = [*SAMPLE_TEXTS, ("a", "b"), NAMES_TEXT, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文 😴"]
@@ -112,12 +109,9 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
         for backend in (class_backend, file_backend)
     )
     if by_class != by_file:
-        logger.warning(
-            "%s of transformers %s tokenizes some texts differently from the `%s` of `%s`; the bundle uses the file.",
-            type(tokenizer).__name__,
-            transformers.__version__,
-            TOKENIZER_FILE,
-            source,
+        warn(
+            f"{type(tokenizer).__name__} of transformers {transformers.__version__} tokenizes some texts differently from the "
+            f"`{TOKENIZER_FILE}` of `{source}`; the bundle uses the file."
         )
     replace_backend(tokenizer, file_backend)
 

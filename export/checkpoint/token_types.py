@@ -5,17 +5,14 @@ so the version that wrote config.json decides for them. The reference and the gr
 """
 
 import inspect
-import logging
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bertserve.export.errors import ExportError
+from bertserve.export.errors import ExportError, warn
 from bertserve.service.bundle.manifest import TemplatePart, TokenTypes
-
-logger = logging.getLogger("bertserve.export")
 
 Template = tuple[TemplatePart, ...]  # the special tokens and the texts of an encoding, in order
 TYPE_IDS = "token_type_ids"
@@ -46,12 +43,9 @@ def choose_token_types(
         major = None if re.match(r"5\.0\.0\.?(dev|rc)", str(version)) else re.match(r"(\d+)\.\d", str(version))
         gives_types = None if major is None else int(major[1]) < 5
         if gives_types is False and matters:
-            logger.warning(
-                "`%s` was saved by transformers %s, whose %s gives no token types, so texts of a pair have the same; if it was trained "
-                "with those of the template, give --token-types template.",
-                source,
-                version,
-                type(tokenizer).__name__,
+            warn(
+                f"`{source}` was saved by transformers {version}, whose {type(tokenizer).__name__} gives no token types, so texts of a "
+                "pair have the same; if it was trained with those of the template, give --token-types template."
             )
     if gives_types is not None or not matters:
         return "template" if gives_types else "zero"

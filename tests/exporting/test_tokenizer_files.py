@@ -48,7 +48,7 @@ def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, text = bert(tmp_path), "ﬁne GOOD ﬁlm ÀÉ (film)..."
     files = rewrite(
         source, normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), pre_tokenizer=pre_tokenizers.Whitespace()
@@ -59,7 +59,7 @@ def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, c
     assert expected != transformers.AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
     assert checkpoint.hf_tokenizer(text, add_special_tokens=False)["input_ids"] == expected
     assert service_tokenizer(checkpoint, tmp_path).tokenize([text])[0].ids == expected
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert capsys.readouterr().err.count("WARNING") == 1
 
 
 def test_the_template_of_pairs_is_read_from_the_file(tmp_path: Path) -> None:
