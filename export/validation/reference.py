@@ -21,6 +21,7 @@ from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TE
 from bertserve.export.validation.comparison import Reference
 from bertserve.export.validation.served_graph import ReferenceAnswer, model_sample_inputs
 from bertserve.service.bundle.graph_spec import Outputs
+from bertserve.service.bundle.manifest import TextPart, TokenizerSpec
 from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES, NUMBER_BYTES
@@ -74,13 +75,13 @@ def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str,
     try:
         if "stride" in options:
             *whole_texts, _ = texts  # each window has the whole first text of a pair
-            options["truncation"] = "only_second" if whole_texts and not spec.second_text_first else "only_first"
+            options["truncation"] = "only_second" if whole_texts and not second_text_first(spec) else "only_first"
             token_count = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in whole_texts)
             room = options["max_length"] - tokenizer.num_special_tokens_to_add(pair=len(texts) > 1) - token_count
             if options["stride"] is None or options["stride"] >= room:  # the service refuses a requested stride that is too large
                 options["stride"] = default_stride(max(room, 0))
         batch = tokenizer(
-            *(text if isinstance(text, list) else [text] for text in (texts[::-1] if spec.second_text_first else texts)),
+            *(text if isinstance(text, list) else [text] for text in (texts[::-1] if second_text_first(spec) else texts)),
             **options,
             return_overflowing_tokens="stride" in options,
             return_token_type_ids=True,
@@ -97,6 +98,11 @@ def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str,
     windows = [{name: batch[name][i] for name in names} for i in range(len(batch["input_ids"]))]
     # if the beginning of a text is cut, transformers returns the last window first
     return windows[::-1] if "stride" in options and spec.truncation_side == "left" else windows
+
+
+def second_text_first(spec: TokenizerSpec) -> bool:
+    """Returns whether the second text of a pair is before the first one."""
+    return next((part.text for part in spec.pair or () if isinstance(part, TextPart)), "a") == "b"
 
 
 def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs:
@@ -118,7 +124,7 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[TextInput[attention.
     pairs = [] if spec.pair is None else [("A man is eating food.", "Someone eats."), (LONG_TEXT * 2, NAMES_TEXT)]
     samples = []
     for parts in (*texts, *pairs):
-        ordered = parts[::-1] if spec.second_text_first else parts
+        ordered = parts[::-1] if second_text_first(spec) else parts
         batch = checkpoint.hf_tokenizer(*ordered, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
         length = batch["input_ids"].shape[1]
         if not 0 < length <= min(spec.max_length, 512):  # PyTorch returns the maps of all layers and heads

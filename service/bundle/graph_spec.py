@@ -2,9 +2,9 @@
 
 import hashlib
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.record import Record
@@ -28,17 +28,6 @@ class ShapePlan(Record):
 
     buckets: Annotated[tuple[ShapeBucket, ...], Field(strict=False, min_length=1)]
     masks: Annotated[tuple[int, ...], Field(strict=False)] = ()
-
-    @model_validator(mode="after")
-    def _is_ascending(self) -> Self:
-        lengths = [bucket.length for bucket in self.buckets]
-        for name, values in (("lengths", lengths), *(("rows", bucket.rows) for bucket in self.buckets), ("masks", self.masks)):
-            if list(values) != sorted(set(values)) or min(values, default=1) < 1:
-                raise ValueError(f"{name} of a shape plan must be ascending numbers of at least 1, not {list(values)}")
-        max_rows = [bucket.rows[-1] for bucket in self.buckets]
-        if max_rows != sorted(max_rows, reverse=True):
-            raise ValueError(f"a longer bucket of a shape plan must not have more rows than a shorter one: {max_rows}")
-        return self
 
     @property
     def all_shapes(self) -> list[tuple[int, int]]:
@@ -132,12 +121,6 @@ class Agreement(Record):
     decisions: Annotated[int, Field(ge=0)]
     worst: float | None = None
 
-    @model_validator(mode="after")
-    def _value_needs_decisions(self) -> Self:
-        if (self.value is None) != (self.decisions == 0):
-            raise ValueError(f"`value` must be null if and only if `decisions` is 0, not {self.value} with {self.decisions}")
-        return self
-
 
 class ValidationReport(Record):
     """Measurements at the export of this graph."""
@@ -215,13 +198,6 @@ class GraphSpec(Record):
     def identity(self) -> str:
         """A digest over all files; for a graph in one file, that file's digest."""
         return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest() if self.data else self.sha256
-
-    @model_validator(mode="after")
-    def _plan_matches_inputs(self) -> Self:
-        has_masks = any(spec.fill == "mask_index" for spec in self.inputs)
-        if self.shapes is not None and bool(self.shapes.masks) != has_masks:
-            raise ValueError(f"`masks` of `shapes` must be set if and only if an input is `mask_index`, not {list(self.shapes.masks)}")
-        return self
 
     def padded_shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
         """Returns the `(rows, length)` of a batch's run, or None if the batch has more rows than can run at once.

@@ -76,11 +76,6 @@ class TokenizerSpec(Record):
     truncation_side: Side = "right"
 
     @property
-    def second_text_first(self) -> bool:
-        """Whether the second text of a pair is before the first one."""
-        return next((part.text for part in self.pair or () if isinstance(part, TextPart)), "a") == "b"
-
-    @property
     def parts(self) -> tuple[TemplatePart, ...]:
         """The parts of both templates."""
         return (*self.single, *(self.pair or ()))
@@ -126,18 +121,6 @@ class Embedding(Record):
     def layer_count(self) -> int:
         """Number of layers in that output."""
         return len(set(self.positions.values()))
-
-    @model_validator(mode="after")
-    def _layers_are_consistent(self) -> Self:
-        if not isinstance(self.layers, str) and (
-            not self.layers or list(self.layers) != sorted({layer for layer in self.layers if layer >= 0})
-        ):
-            raise ValueError(f"`layers` must be ascending numbers of at least 0 without duplicates, not {list(self.layers)}")
-        if unknown := [layer for layer in self.default_layers or () if layer not in self.positions]:
-            raise ValueError(f"`default_layers` has {unknown[0]}, which is not in `layers`")
-        if (self.pooling == "graph") != (self.vector_dimensions is not None) or (self.pooling == "graph" and self.default_layers):
-            raise ValueError("`vector_dimensions` must be set if and only if `pooling` is `graph`, and then without `default_layers`")
-        return self
 
 
 class Example(Record):
@@ -237,20 +220,10 @@ class Manifest(Record):
     attention_heads: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
-    def _graphs_match_the_model(self) -> Self:
+    def _each_provider_has_a_default(self) -> Self:
         defaults = [graph.provider for graph in self.graphs if graph.default]
         if sorted(defaults) != sorted({graph.provider for graph in self.graphs}):
             raise ValueError("each provider needs exactly one graph with `default: true`")
-        for graph in self.graphs:
-            if self.attention_heads and not graph.has_attentions:
-                raise ValueError(f"`attention_heads` needs an output of the kind `per_map`, which `{graph.file}` does not have")
-            if self.tokenizer.padding_side == "left" and any(spec.fill == "lengths" for spec in graph.inputs):
-                raise ValueError(f"`{graph.file}` has the input `lengths`, which needs `tokenizer.padding_side` to be `right`")
-            if graph.shapes is not None and graph.shapes.buckets[-1].length != self.tokenizer.max_length:
-                raise ValueError(
-                    f"the longest of the `shapes` of `{graph.file}` is {graph.shapes.buckets[-1].length}, and `tokenizer.max_length` is "
-                    f"{self.tokenizer.max_length}"
-                )
         return self
 
     @model_validator(mode="after")

@@ -11,10 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bertserve.service.bundle.files import load_bundle
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.errors import SettingsError
 from bertserve.service.tasks import cost
-from support import app_client, raises_exactly, tiny
+from support import app_client, tiny
 from support.app_client import Send, call, error_of, open_api, post, result, state_of
 
 ATTENTION = "/attention"
@@ -185,9 +184,3 @@ def test_several_models_with_attention_need_no_default(folder: Path, tmp_path: P
     assert (response.status_code, response.headers["x-model"]) == (200, "two")
     with pytest.raises(SettingsError, match=r"`three`.*`attention`"):
         state_of(tmp_path, default={"attention": "three"})
-
-
-def test_a_manifest_with_attention_that_its_graph_lacks_is_refused(tmp_path: Path) -> None:
-    path = tiny.edit(tiny.bundle(tmp_path), lambda fields: fields.update(attention_heads=[2]))
-    with raises_exactly(StartError, match=r"`attention_heads` .*`per_map`.*`model\.cpu\.fp32\.onnx`"):
-        load_bundle(path)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.manifest import Activation, Embedding
+from bertserve.service.bundle.manifest import Activation
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, rerank, token_classification, zero_shot
 from bertserve.service.tasks.decoding import activate
@@ -89,20 +89,6 @@ def test_logits_give_the_order_where_all_scores_are_1() -> None:
     request = rerank.RerankInput("query", ["a", "b", "c"])
     answer = decode(rerank, request, logits((18.0,), (20.0,), (19.0,)), Head(labels=("LABEL_0",)))
     assert [(item["index"], item["score"]) for item in answer] == [(1, 1.0), (2, 1.0), (0, 1.0)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "value"),
-    [
-        ({"layers": (6, 5)}, r"`layers` .* not \[6, 5\]"),
-        ({"layers": (-1, 6)}, r"`layers` .* not \[-1, 6\]"),
-        ({"layers": ()}, r"`layers` .* not \[\]"),
-        ({"layers": (5, 6), "default_layers": (4,)}, "`default_layers` has 4,"),
-    ],
-)
-def test_a_manifest_with_invalid_layers_is_refused(fields: dict[str, Any], value: str) -> None:
-    with pytest.raises(ValueError, match=value):
-        Embedding(pooling="mean", normalize=True, dimensions=8, **fields)
 
 
 def test_a_zero_vector_stays_zero() -> None:

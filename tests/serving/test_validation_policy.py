@@ -108,14 +108,6 @@ def test_a_floor_needs_an_agreement(tmp_path: Path, report: Agreement | None) ->
     assert list(state_of(tmp_path, require_validation=True).registry.models) == ["measured"]
 
 
-def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
-    """A manifest must not claim full agreement if nothing was compared."""
-    path = bundle_with(tmp_path, agreement={"measure": "set_f1", "value": 1.0, "decisions": 0})
-
-    with raises_exactly(StartError, match=r"`value` .*`decisions` is 0"):
-        load_bundle(path)
-
-
 @pytest.mark.parametrize(
     ("report", "floor", "is_served"),
     [
