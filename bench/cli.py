@@ -79,7 +79,7 @@ def build_parser() -> FlagParser:
 
 def _add_load(command: argparse.ArgumentParser) -> None:
     names = ", ".join(workloads.NAMES)
-    help_text = f"endpoint and workload: {names}, or a JSON Lines file of bodies (default: {_DEFAULT_URL}, with a workload for its task)"
+    help_text = f"endpoint and workload: {names}, or a JSON Lines file of bodies; repeat for several at once (default: {_DEFAULT_URL})"
     command.add_argument("--target", action="append", metavar="URL[=WORKLOAD]", help=help_text)
     command.add_argument("--texts", type=_count, default=1, help="texts per request (default: 1)")
     command.add_argument("--seconds", type=_positive, default=10.0, help="duration of each load or loop (default: 10)")
@@ -99,9 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    args.target, *others = args.target or [_DEFAULT_URL]
-    if others:
-        parser.error("argument --target: there are several; give one")
+    args.target = args.target or [_DEFAULT_URL]
+    if args.command == "compare" and len(args.target) > 1:
+        parser.error("argument --target: compare takes one")
     names = [name.lower() for name, _ in args.header] + ["authorization"] * bool(args.api_key_file)
     if len(names) > len(set(names)):
         parser.error("argument --header: a name occurs twice; give each once, and Authorization not with --api-key-file")

@@ -14,8 +14,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from bertserve.bench.generator import Load, poisson_arrivals
-from bertserve.bench.measurement import METRICS, LoadMetrics, summarize, worst_metrics
+from bertserve.bench.generator import Load, poisson_arrivals, send_loads
+from bertserve.bench.measurement import METRICS, LoadMetrics, summarize, were_late, worst_metrics
 from bertserve.bench.raw_loop import RawLoop
 from bertserve.bench.report import BenchReport, CompareResult, SweepResult, html_page, parse_objectives, summary_lines
 from bertserve.bench.target import Target, fetch_info, probe_target, read_run_totals
@@ -27,32 +27,38 @@ _log = partial(print, file=sys.stderr, flush=True)
 
 @dataclass(frozen=True, slots=True)
 class LoadRunner:
-    """Runs loads on a target, with the `flags` of a command. `report` gets each load, and Ctrl-C sets `stop`."""
+    """Runs loads on one or more targets at once, with the `flags` of a command. `report` gets each load, and Ctrl-C sets `stop`."""
 
-    target: Target
+    targets: Sequence[Target]
     report: BenchReport
     stop: threading.Event
     flags: argparse.Namespace
 
-    def run_closed_loop(self, name: str = "closed") -> LoadMetrics:
-        """Runs a closed loop."""
+    def run_closed_loop(self, name: str = "closed") -> list[LoadMetrics]:
+        """Runs a closed loop on each target."""
         return self._run(f"{name}, {plural(self.flags.connections, 'connection')}", self.flags.connections)
 
-    def run_open_loop(self, rate: float, *remarks: str) -> LoadMetrics:
-        """Runs an open loop with Poisson arrivals at a rate per second. Its name has the remarks; a confirmation has other arrivals."""
-        seed = self.flags.seed + ("confirmation" in remarks)
-        arrivals = poisson_arrivals(rate, self.flags.warmup_s + self.flags.seconds, seed=seed)
-        return self._run(", ".join((f"open, {rate:.4g}/s", *remarks)), self.flags.max_connections, arrivals)
+    def run_open_loop(self, rate: float, *remarks: str) -> list[LoadMetrics]:
+        """Runs open loops with Poisson arrivals at equal parts of a rate. Names have the remarks; a confirmation has other arrivals."""
+        flags, count = self.flags, len(self.targets)
+        first_seed, seconds = flags.seed + count * ("confirmation" in remarks), flags.warmup_s + flags.seconds
+        arrivals = [poisson_arrivals(rate / count, seconds, seed=first_seed + i) for i in range(count)]
+        return self._run(", ".join((f"open, {rate:.4g}/s", *remarks)), flags.max_connections, arrivals)
 
-    def _run(self, name: str, connections: int, arrivals: Sequence[float] | None = None) -> LoadMetrics:
+    def _run(self, name: str, connections: int, arrivals: Sequence[Sequence[float]] = ()) -> list[LoadMetrics]:
         flags = self.flags
         _log(f"{name}, {flags.seconds:g} s")
-        load = Load(self.target, connections, seconds=flags.seconds, warmup_s=flags.warmup_s, timeout_s=flags.timeout_s)
-        before = read_run_totals(self.target)
-        load.run(self.stop, arrivals)
-        totals = read_run_totals(self.target) - before
-        self.report.loads.append(summarize(name, load, totals, open_loop=arrivals is not None))
-        return self.report.loads[-1]
+        durations = {"seconds": flags.seconds, "warmup_s": flags.warmup_s, "timeout_s": flags.timeout_s}
+        loads = [Load(target, connections, **durations) for target in self.targets]
+        before = [read_run_totals(target) for target in self.targets]
+        send_loads(loads, self.stop, arrivals)
+        models = [model["name"] for model in self.report.models]
+        for load, text, earlier in zip(loads, flags.target, before, strict=True):
+            # the totals of a model do not say which of its targets caused them
+            totals = {} if len(set(models)) < len(models) else read_run_totals(load.target) - earlier
+            full_name = f"{name}, {text}" if len(loads) > 1 else name
+            self.report.loads.append(summarize(full_name, load, totals, open_loop=bool(arrivals)))
+        return self.report.loads[-len(loads) :]
 
 
 def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
@@ -90,10 +96,10 @@ def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Even
         except OSError as error:
             raise StartError(f"--api-key-file `{args.api_key_file}` cannot be read: {error.strerror}.") from error
         headers["Authorization"] = f"Bearer {key}"
-    target = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
-    report.model = target.model
-    report.service = fetch_info(target.address, "/info", headers)
-    runner = LoadRunner(target, report, stop, args)
+    targets = [probe_target(text, headers, texts=args.texts, seed=args.seed) for text in args.target]
+    report.models = [target.model for target in targets if target.model is not None]
+    report.service = fetch_info(targets[0].address, "/info", headers)
+    runner = LoadRunner(targets, report, stop, args)
     if args.command == "sweep":
         sweep_rates(runner, steps=args.steps, max_rate=args.max_rate)
         return
@@ -102,9 +108,9 @@ def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Even
     elif args.command == "open":
         runner.run_open_loop(args.rate)
     else:
-        if report.model is None:
-            _log(f"warning: {target.address.url} does not say what it serves, so --bundle may be another model")
-        raw_loop = RawLoop(args.bundle, args.raw_graph, served=report.model)
+        if targets[0].model is None:
+            _log(f"warning: {targets[0].address.url} does not say what it serves, so --bundle may be another model")
+        raw_loop = RawLoop(args.bundle, args.raw_graph, served=targets[0].model)
         threads = args.threads or (report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say how many they have
         report.raw_loop = raw_loop.description | {"threads": threads}
         compare_with_raw_loop(runner, raw_loop, threads=threads, rounds=args.rounds)
@@ -125,9 +131,9 @@ def _write(report: BenchReport, json_file: Path | None, html_file: Path | None) 
 def compare_with_raw_loop(runner: LoadRunner, raw_loop: RawLoop, *, threads: int, rounds: int) -> None:
     """Measures the service in a closed loop and the raw loop, in turn. The report gets a `CompareResult`."""
     result = runner.report.results = CompareResult()
-    feeds, seconds = raw_loop.encode(runner.target.bodies), runner.flags.seconds
+    feeds, seconds = raw_loop.encode(runner.targets[0].bodies), runner.flags.seconds
     for i in range(1, rounds + 1):
-        served = runner.run_closed_loop(f"round {i}").texts_per_s
+        served = sum(load.texts_per_s for load in runner.run_closed_loop(f"round {i}"))
         _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {seconds:g} s")
         raw = raw_loop.run_loop(feeds, threads=threads, seconds=seconds, stop=runner.stop)
         if runner.stop.is_set():
@@ -147,21 +153,21 @@ def sweep_rates(runner: LoadRunner, *, steps: int, max_rate: float | None) -> No
     """
     report = runner.report
     result = report.results = SweepResult([objective for objective in report.objectives if METRICS[objective.metric]])
-    rate = max_rate or 1.1 * runner.run_closed_loop().rps
+    rate = max_rate or 1.1 * sum(load.rps for load in runner.run_closed_loop())
     if runner.stop.is_set():
         return
     if not rate:
         raise StartError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
     above: float | None = None
     for _ in range(steps):
-        loads = [_run_on_time(runner, rate)]
-        if not runner.stop.is_set() and not loads[0].was_late and result.holds(loads[0]):
-            loads.append(_run_on_time(runner, rate, "confirmation"))
+        loads = _run_on_time(runner, rate)
+        if not runner.stop.is_set() and not were_late(loads) and result.holds(loads):
+            loads += _run_on_time(runner, rate, "confirmation")
         if runner.stop.is_set():
             break
-        if loads[-1].was_late:
+        if were_late(loads):
             result.unmeasured_rate = above = rate
-        elif result.holds(loads[-1]):
+        elif result.holds(loads):
             result.highest_rate_held, report.metrics = rate, worst_metrics(loads)
             if rate == max_rate:
                 break
@@ -172,9 +178,9 @@ def sweep_rates(runner: LoadRunner, *, steps: int, max_rate: float | None) -> No
         rate = 2 * held if above is None else (held + above) / 2
 
 
-def _run_on_time(runner: LoadRunner, rate: float, *remarks: str) -> LoadMetrics:
-    """Runs an open loop, and once more if the generator was late."""
-    load = runner.run_open_loop(rate, *remarks)
-    if load.was_late and not runner.stop.is_set():
-        load = runner.run_open_loop(rate, *remarks, "second try")
-    return load
+def _run_on_time(runner: LoadRunner, rate: float, *remarks: str) -> list[LoadMetrics]:
+    """Runs open loops, and once more if the generator was late."""
+    loads = runner.run_open_loop(rate, *remarks)
+    if were_late(loads) and not runner.stop.is_set():
+        loads = runner.run_open_loop(rate, *remarks, "second try")
+    return loads

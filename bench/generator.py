@@ -143,7 +143,7 @@ class Load:
     """
 
     def __init__(self, target: Target, connections: int, *, seconds: float, warmup_s: float, timeout_s: float) -> None:
-        """Describes a load of `seconds`, after a warm-up that is not counted; `run` sends it.
+        """Describes a load of `seconds`, after a warm-up that is not counted; `send_loads` sends it.
 
         In a closed loop, each of the connections has one request in flight; in an open loop, it is their maximum number.
         """
@@ -161,14 +161,7 @@ class Load:
         for _ in range(connections):
             self._pool.put_nowait(Connection())
 
-    def run(self, stop: threading.Event, arrivals: Sequence[float] | None = None) -> None:
-        """Sends the load in a closed loop, or in an open loop with arrival times, in seconds from the start of the warm-up.
-
-        If `stop` is set, the load ends early, with the records so far.
-        """
-        uvloop.run(self._run(stop, arrivals))
-
-    async def _run(self, stop: threading.Event, arrivals: Sequence[float] | None) -> None:
+    async def send(self, stop: threading.Event, arrivals: Sequence[float] | None) -> None:
         """Sends the load, waits for the last responses, and closes the connections."""
         start = time.perf_counter()
         sending = asyncio.create_task(self._send_in_loops() if arrivals is None else self._send_at(start, arrivals))
@@ -238,6 +231,18 @@ class Load:
             server_timing = b"" if connection is None else connection.server_timing
             self.records.append(RequestRecord(intended, sent or now, ended or now, outcome, body_index, server_timing))
         return self.records[-1]
+
+
+def send_loads(loads: Sequence[Load], stop: threading.Event, arrivals: Sequence[Sequence[float]] = ()) -> None:
+    """Sends loads at the same time: in closed loops, or in open loops with the arrival times of each, in seconds from its start.
+
+    If `stop` is set, the loads end early, with the records so far.
+    """
+
+    async def send() -> None:
+        await asyncio.gather(*(load.send(stop, times) for load, times in itertools.zip_longest(loads, arrivals)))
+
+    uvloop.run(send())
 
 
 async def _wait_until(end: float, stop: threading.Event) -> list[float]:

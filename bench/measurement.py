@@ -75,11 +75,6 @@ class LoadMetrics:
     warnings: list[str]
 
     @property
-    def was_late(self) -> bool:
-        """Whether the generator was late, so that the load differs from the intended one."""
-        return self.late_p99_ms > MAX_LATENESS_MS
-
-    @property
     def offered_rate(self) -> float:
         """The requests per second that were due in the measured time; in a closed loop, the service's speed decides them."""
         return self.requests / self.seconds
@@ -87,6 +82,11 @@ class LoadMetrics:
     def objective_values(self) -> dict[str, float | None]:
         """Returns the metrics that objectives can name."""
         return {name: getattr(self, name, self.latency.get(name)) for name in METRICS}
+
+
+def were_late(loads: Sequence[LoadMetrics]) -> bool:
+    """Returns whether the generator was late in a load, which therefore differs from the intended one."""
+    return any(load.late_p99_ms > MAX_LATENESS_MS for load in loads)
 
 
 def worst_metrics(loads: Sequence[LoadMetrics]) -> dict[str, float | None]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from bertserve.bench.measurement import METRICS, SHARES, LoadMetrics
+from bertserve.bench.measurement import METRICS, SHARES, LoadMetrics, worst_metrics
 from bertserve.service import __version__
 from bertserve.service.errors import StartError
 from bertserve.service.messages import plural
@@ -100,10 +100,9 @@ class SweepResult:
     lowest_rate_not_held: float | None = None
     unmeasured_rate: float | None = None  # the lowest at which the generator was late twice
 
-    def holds(self, load: LoadMetrics) -> bool:
-        """Returns whether a load meets the limits."""
-        values = load.objective_values()
-        return all(limit.is_met(values[limit.metric]) for limit in self.limits)
+    def holds(self, loads: Sequence[LoadMetrics]) -> bool:
+        """Returns whether all loads meet the limits."""
+        return all(limit.is_met(worst_metrics(loads)[limit.metric]) for limit in self.limits)
 
     @property
     def values(self) -> dict[str, float | None]:
@@ -132,7 +131,7 @@ class BenchReport:
 
     Attributes:
         settings: The flags of the command, without keys.
-        service: `/info` of the service, if available; `model` is the endpoint's information about its model, likewise.
+        service: `/info` of the service, if available; `models` are the targets' information about their models, likewise.
         raw_loop: Bundle and graph of the raw loop, if there is one.
         results: What `compare` or `sweep` found; a single load has only metrics. The JSON has its `values`.
         metrics: Metrics of the loads that the objectives are checked against.
@@ -142,7 +141,7 @@ class BenchReport:
     settings: Mapping[str, Any]
     objectives: Sequence[Objective] = ()
     service: Mapping[str, Any] | None = None
-    model: Mapping[str, Any] | None = None
+    models: Sequence[Mapping[str, Any]] = ()
     raw_loop: Mapping[str, Any] | None = None
     loads: list[LoadMetrics] = field(default_factory=list)
     results: CompareResult | SweepResult | None = None
@@ -190,8 +189,8 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
     if report.service:
         limits = report.service.get("limits", {})
         yield f"service: {report.service.get('name')} {report.service.get('version')}, {limits.get('threads', '?')} threads"
-    if report.model:
-        yield "  {name} {version}, {provider}/{precision}, workload {workload}".format(**report.model)
+    for model in report.models:
+        yield "  {name} {version}, {provider}/{precision}, workload {workload}".format(**model)
     if report.raw_loop:
         yield "raw loop: {bundle} {digest}, {graph}, {threads} threads".format(**report.raw_loop)
     for load in report.loads:

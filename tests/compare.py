@@ -118,7 +118,7 @@ def _measure(replica: ServeProcess, load: LoadSpec, seconds: float, bundle: Path
     target = Target(parse_url(f"{replica.url}/classify"), bodies, {}, {"name": GRAPH})
     cpu_s, totals = _cpu_s(replica.process.pid), read_run_totals(target)
     result = generator.Load(target, load.connections, seconds=seconds, warmup_s=WARM_UP_S, timeout_s=30)
-    result.run(threading.Event())
+    generator.send_loads([result], threading.Event())
     cpu_s, totals = _cpu_s(replica.process.pid) - cpu_s, read_run_totals(target) - totals
     metrics = summarize(load.name, result, totals, open_loop=False)
     if not metrics.latency:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bertserve.bench import target, workloads
-from bertserve.bench.generator import Load
+from bertserve.bench.generator import Load, send_loads
 from bertserve.bench.measurement import summarize
 from bertserve.bench.raw_loop import encode_bodies
 from bertserve.service.bundle.files import load_bundle
@@ -200,7 +200,7 @@ class FirstRun:
 def load_texts_per_s(url: str, texts: int, connections: int, seconds: float) -> float:
     """Runs a closed loop; returns the answered texts per second."""
     load = Load(target.probe_target(url, {}, texts=texts, seed=0), connections, seconds=seconds, warmup_s=seconds / 3, timeout_s=30)
-    load.run(threading.Event())
+    send_loads([load], threading.Event())
     return summarize("", load, {}, open_loop=False).texts_per_s
 
 

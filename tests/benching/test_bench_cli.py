@@ -100,7 +100,7 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
         ("closed --header x:日", "--header"),
         ("closed --header x:1 --header X:2", "--header"),
         ("closed --header authorization:x --api-key-file key", "--header"),
-        ("closed --target http://a/classify --target http://b/classify", "--target"),
+        ("compare --bundle a --target http://a/classify --target http://b/classify", "--target"),
         ("closed --secnds 2", "did you mean --seconds?\n"),
         ("clsed", "did you mean closed?\n"),
         ("open", "--rate"),

@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from bertserve.bench.generator import Load, poisson_arrivals
+from bertserve.bench.generator import Load, poisson_arrivals, send_loads
 from bertserve.bench.target import Body, Target, parse_url
 from support.listening import OK, Answer, Server, always, http_server, never, ok
 
@@ -33,7 +33,7 @@ def load_until(requests: int, answer: Answer, *, connections: int = 1, arrivals:
 
     with http_server(counted) as server:
         load = Load(target(server.port), connections, seconds=60, warmup_s=0.0, timeout_s=10.0)
-        load.run(stop, arrivals)
+        send_loads([load], stop, [] if arrivals is None else [arrivals])
         return load, server
 
 
@@ -107,8 +107,8 @@ def test_a_request_without_a_response_times_out() -> None:
     """The timeout applies in closed and open loops, and also while a request waits for a connection."""
     with http_server(never) as server:
         closed, opened = (Load(target(server.port), count, seconds=0.05, warmup_s=0.0, timeout_s=0.05) for count in (2, 1))
-        closed.run(threading.Event())
-        opened.run(threading.Event(), [0.0, 0.0, 0.0])
+        send_loads([closed], threading.Event())
+        send_loads([opened], threading.Event(), [[0.0, 0.0, 0.0]])
     assert outcomes(closed) == {"timeout"}
     assert [record.outcome for record in opened.records] == ["timeout"] * 3
 

@@ -48,7 +48,7 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
     document = measure(tmp_path, "closed", *SHORT, "--target", f"{service.url}/classify={service.texts}", "--connections", 2)
     [metrics] = document["loads"]
 
-    assert document["model"]["name"] == "attentive"
+    assert document["models"][0]["name"] == "attentive"
     assert document["service"]["limits"]["threads"] >= 1
     assert set(metrics["server_p50_ms"]) == {"tokenize", "queue", "inference", "decode"}
     assert metrics["batches"]["mean_rows"] >= 1
@@ -56,12 +56,23 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
     assert metrics["overhead_ms"] is not None
 
 
+def test_two_targets_share_the_rate_of_an_open_loop(service: Service, tmp_path: Path) -> None:
+    """Both are loaded at the same time, and each has its own metrics."""
+    texts = [f"{service.url}/{path}={service.texts}" for path in ("classify", "embed")]
+    document = measure(tmp_path, "open", *SHORT, "--seconds", 0.5, "--rate", 200, "--target", texts[0], "--target", texts[1])
+
+    assert [model["name"] for model in document["models"]] == ["attentive", "vectors"]
+    assert [load["name"] for load in document["loads"]] == [f"open, 200/s, {text}" for text in texts]
+    assert [load["requests"] for load in document["loads"]] == pytest.approx([50, 50], abs=30)
+    assert [load["batches"]["runs"] > 0 for load in document["loads"]] == [True, True]
+
+
 def test_compare_measures_service_and_raw_loop_in_each_round(service: Service, tmp_path: Path) -> None:
     flags = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2, "--texts", 32, "--rounds", 2)
     document = measure(tmp_path, "compare", *SHORT, *flags, "--bundle", service.models / "attentive")
     results = document["results"]
 
-    assert document["model"]["version"] == document["raw_loop"]["digest"]
+    assert document["models"][0]["version"] == document["raw_loop"]["digest"]
     assert document["service"]["limits"]["threads"] == document["raw_loop"]["threads"]
     assert len(document["loads"]) == 2
     assert 0 < results["ratio_lowest"] <= results["ratio"] <= results["ratio_highest"]
@@ -85,6 +96,6 @@ def test_each_kind_of_endpoint_can_be_loaded(service: Service, tmp_path: Path, p
     document = measure(tmp_path, "compare", *SHORT, *flags, "--rounds", 1, "--bundle", service.models / name)
     [metrics] = document["loads"]
 
-    assert document["model"]["workload"] == "short"
+    assert document["models"][0]["workload"] == "short"
     assert metrics["texts_per_s"] == pytest.approx(units * metrics["rps"])
     assert document["results"]["ratio"] > 0

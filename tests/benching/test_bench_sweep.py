@@ -36,15 +36,15 @@ class FakeLoads:
         self.stop = threading.Event()
         self.closed, self.p99, self.late, self.interrupted = closed, p99, late, interrupted
 
-    def run_closed_loop(self) -> LoadMetrics:
+    def run_closed_loop(self) -> list[LoadMetrics]:
         if self.interrupted:
             self.stop.set()
-        return load_metrics("closed", self.closed, 1.0)
+        return [load_metrics("closed", self.closed, 1.0)]
 
-    def run_open_loop(self, rate: float, *remarks: str) -> LoadMetrics:
+    def run_open_loop(self, rate: float, *remarks: str) -> list[LoadMetrics]:
         name = ", ".join((f"open, {rate:.4g}/s", *remarks))
         self.report.loads.append(load_metrics(name, rate, self.p99(rate, "confirmation" in remarks), late=self.late(name)))
-        return self.report.loads[-1]
+        return self.report.loads[-1:]
 
     @property
     def names(self) -> list[str]:

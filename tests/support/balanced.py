@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import httpx
 
-from bertserve.bench.generator import Load
+from bertserve.bench.generator import Load, send_loads
 from bertserve.bench.target import Body, Target, parse_url
 from support import wait_until
 from support.replica import PROXIES, HAProxy, Proxy, ServeProcess, is_ready, replicas
@@ -72,7 +72,7 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
     target = Target(parse_url(f"{url}/classify"), [body], headers or {})
     generator = Load(target, clients, seconds=LIMIT_S, warmup_s=0, timeout_s=LIMIT_S)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(generator.run, stop)
+        running = pool.submit(send_loads, [generator], stop)
         try:
             time.sleep(0.5)
             yield result

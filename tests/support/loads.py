@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from bertserve.bench.generator import Load, RequestRecord
+from bertserve.bench.generator import Load, RequestRecord, send_loads
 from bertserve.bench.target import Body, Target, parse_url
 from support import ROOT, metric, tiny
 from support.replica import ServeProcess
@@ -51,7 +51,7 @@ def target(server: ServeProcess, path: str, bodies: Iterable[Any], **headers: st
 def load(target: Target, connections: int, duration_s: float, *, warmup_s: float = 0.0, arrivals: Sequence[float] | None = None) -> Load:
     """Runs a closed loop, or with arrival times an open loop, which sends requests at these times even if the service is slow."""
     result = Load(target, connections, seconds=duration_s, warmup_s=warmup_s, timeout_s=CLIENT_TIMEOUT_S)
-    result.run(threading.Event(), arrivals)
+    send_loads([result], threading.Event(), [] if arrivals is None else [arrivals])
     return result
 
 
