@@ -135,7 +135,7 @@ def compare_with_raw_loop(runner: LoadRunner, raw_loop: RawLoop, *, threads: int
     for i in range(1, rounds + 1):
         served = sum(load.texts_per_s for load in runner.run_closed_loop(f"round {i}"))
         _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {seconds:g} s")
-        raw = raw_loop.run_loop(feeds, threads=threads, seconds=seconds, stop=runner.stop)
+        raw = raw_loop.measure(feeds, threads=threads, seconds=seconds, stop=runner.stop)
         if runner.stop.is_set():
             break
         result.rounds.append((served, raw))

@@ -87,7 +87,7 @@ class RawLoop:
             feeds += [(build_feed([encoding], self._inputs, (1, len(encoding))), texts) for encoding in encodings]
         return feeds
 
-    def run_loop(self, feeds: Sequence[RawFeed], *, threads: int, seconds: float, stop: threading.Event) -> float:
+    def measure(self, feeds: Sequence[RawFeed], *, threads: int, seconds: float, stop: threading.Event) -> float:
         """Runs the feeds repeatedly in order, one row at a time per thread, and returns texts per second.
 
         There must be at least one feed. A tenth of `seconds` more is run before the measured time. `stop` ends the loop early.

@@ -48,11 +48,12 @@ class Score(ScoreSettings):
         None, description="Format of the output (default: from the file name; for stdout, that of the input)."
     )
     rejected: Path | None = Field(
-        None,
-        description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl; the first stops a run to stdout).",
+        None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl, or none for stdout)."
     )
     max_rejected: int = Field(
-        1000, ge=0, description="Maximum rejected rows. The run stops above it; run it again with a larger number to continue."
+        1000,
+        ge=0,
+        description="Maximum rejected rows, 0 without a file for them. The run stops above it; a run with a larger number continues it.",
     )
     ray: str | None = Field(
         None, description="Score on a Ray cluster: its address, `auto` for a running one, or `local` for a new one here."

@@ -16,16 +16,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from bertserve.bench import generator
 from bertserve.bench.measurement import summarize
-from bertserve.bench.raw_loop import WARM_UP_SHARE, RawFeed, RawLoop
+from bertserve.bench.raw_loop import WARM_UP_SHARE, RawLoop, encode_bodies
 from bertserve.bench.target import OK, Body, Target, build_bodies, parse_url, read_run_totals
+from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.errors import StartError
 from support.replica import ServeProcess, free_ports
 
@@ -136,21 +135,13 @@ def _cpu_s(pid: int) -> float:
 def _graph_s(bundle: Path, bodies: Sequence[Body], rows: float, seconds: float) -> float:
     """Returns the processor seconds per text of a bundle's graph alone, on a thread per core, in batches of `rows` texts on average."""
     loop = RawLoop(bundle)
-    texts = [feed for feed, _ in loop.encode(bodies)]
-    ends = [round(i * rows) for i in range(1, int(len(texts) / rows) + 1)]
-    batches = [_batch(texts[start:end]) for start, end in zip([0, *ends], ends, strict=False) if end > start]
+    encodings, inputs = list(chain.from_iterable(encode_bodies(loop.bundle, bodies))), loop.bundle.graph("cpu", "auto").inputs
+    ends = [round(i * rows) for i in range(1, int(len(encodings) / rows) + 1)]
+    batches = [encodings[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]
+    feeds = [(build_feed(batch, inputs, (len(batch), max(map(len, batch)))), len(batch)) for batch in batches]
     began = time.process_time()
-    texts_per_s = loop.run_loop(batches, threads=os.cpu_count() or 1, seconds=seconds, stop=threading.Event())
+    texts_per_s = loop.measure(feeds, threads=os.cpu_count() or 1, seconds=seconds, stop=threading.Event())
     return (time.process_time() - began) / (texts_per_s * seconds * (1 + WARM_UP_SHARE))
-
-
-def _batch(feeds: Sequence[dict[str, NDArray[Any]]]) -> RawFeed:
-    """Returns one run of several texts, padded to the longest one."""
-    longest = max(values.shape[1] for feed in feeds for values in feed.values())
-    padded = {
-        name: np.concatenate([np.pad(feed[name], ((0, 0), (0, longest - feed[name].shape[1]))) for feed in feeds]) for name in feeds[0]
-    }
-    return padded, len(feeds)
 
 
 def table(base: str, loads: Sequence[LoadSpec], rounds: Sequence[dict[str, list[Result]]]) -> Iterator[str]:

@@ -47,7 +47,7 @@ def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None
 
     assert sorted(runs[0][0]) == ["attention_mask", "input_ids"]
     assert len(runs) > 1
-    assert raw.run_loop(runs, threads=2, seconds=0.1, stop=threading.Event()) > 0
+    assert raw.measure(runs, threads=2, seconds=0.1, stop=threading.Event()) > 0
 
 
 def test_a_graph_with_an_unknown_input_is_refused(models: Path, tmp_path: Path) -> None:

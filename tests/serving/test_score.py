@@ -242,6 +242,7 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
         (b"text\na\n", ["--warnings-column", "prediction"], "are the same"),
         (b"text\na\n", ["--model", "other"], "names 2 models"),
         (b"text\na\n", ["--ray", "local", "--threads", "2"], "--threads"),
+        (b"text\na\n", ["--actors", "2"], "need --ray"),
     ],
 )
 def test_an_invalid_file_or_flag_is_refused(
