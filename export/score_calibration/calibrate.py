@@ -132,7 +132,7 @@ def _examples(data: Path, test_data: Path | None, manifest: Manifest) -> tuple[l
         parts.append(part)
     fit_rows, test_rows = parts if len(parts) == 2 else split(parts[0])
     fit_texts = {example.text for example in fit_rows}
-    if shared := [example.row.line for example in test_rows if example.text in fit_texts]:
+    if shared := [example.line for example in test_rows if example.text in fit_texts]:
         raise UsageError(
             f"{len(shared)} inputs of `{test_data}` are in `{data}` too, the first one in line {shared[0]}; remove them, because test "
             "examples must not be in --data."

@@ -162,13 +162,13 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow])
     """
     values, read = list[Any](), _READERS[method]
     for example in track(examples, served.graph.name, unit="example"):
-        parameters = example.row.input.parameters
+        parameters = example.input.parameters
         if names := [f"`{name}`" for name, allowed in _ALLOWED_VALUES[method].items() if getattr(parameters, name) not in allowed]:
-            raise UsageError(f"line {example.row.line} of the data has {' and '.join(names)}; remove it: all raw scores are needed.")
+            raise UsageError(f"line {example.line} of the data has {' and '.join(names)}; remove it: all raw scores are needed.")
         try:
             values.append(read(served, example))
         except (BertServeError, ValueError) as error:
-            raise UsageError(f"line {example.row.line} of the data cannot be answered: {error}") from error
+            raise UsageError(f"line {example.line} of the data cannot be answered: {error}") from error
     if method == "tags":
         return EntityLogits(served, values)
     labels = ("answer", "no answer") if method == "answers" else served.config.labels
@@ -178,17 +178,17 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow])
 
 def _read_labels(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
     labels, correct = served.config.labels, example.gold
-    by_label = {item["label"]: item["score"] for item in served.predict(example.row.input).result}
+    by_label = {item["label"]: item["score"] for item in served.predict(example.input).result}
     scores = np.array([by_label[label] for label in labels], dtype=np.float32)
     if len(labels) > 1:
         return scores, [label in correct for label in labels]
     if correct not in (0, 1):
-        raise UsageError(f"line {example.row.line} of the data: `label` is {correct:g}; it must be 1 for a relevant text, otherwise 0.")
+        raise UsageError(f"line {example.line} of the data: `label` is {correct:g}; it must be 1 for a relevant text, otherwise 0.")
     return activate(scores, "sigmoid") if served.config.activation == "none" else scores, [correct]
 
 
 def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
-    input_, correct = example.row.input, example.gold
+    input_, correct = example.input, example.gold
     changes = {"top_k": 1, "handle_impossible_answer": False}
     answer = served.predict(replace(input_, parameters=input_.parameters.model_copy(update=changes)))
     no_answer_score, best = 0.0, answer.result
@@ -200,7 +200,7 @@ def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
 
 
 def _read_entities(served: ServedGraph, example: LabeledRow) -> TaggedText:
-    return TaggedText(example.row.input, served.predict(example.row.input).rows, *example.gold)
+    return TaggedText(example.input, served.predict(example.input).rows, *example.gold)
 
 
 _LABEL_VALUES: dict[str, Any] = {"decide": [False], "top_k": [None], "function_to_apply": [None]}

@@ -10,7 +10,7 @@ from bertserve.export.input_fields import JsonObject, naming_line, read_input
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.served_graph import validate_body
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.scoring.rows import Row, read_json_lines
+from bertserve.service.scoring.rows import read_json_lines
 
 _FORMAT = (
     'The file must be JSON Lines: an object per line, such as {"text": "a warm film", "label": "positive"}. Convert CSV to JSON Lines, '
@@ -20,15 +20,17 @@ _FORMAT = (
 
 @dataclass(frozen=True)
 class LabeledRow:
-    """A row of data with its input, and its correct answer (gold) as read by its task, or None."""
+    """A line of data: its number, its JSON object, the input of its task, and the correct answer (gold) as read by the task, or None."""
 
-    row: Row
+    line: int | None
+    values: JsonObject
+    input: Any
     gold: Any
 
     @property
     def text(self) -> str:
         """Its input as JSON; copies have the same one."""
-        return json.dumps(read_input(dict(self.row.values)), sort_keys=True)
+        return json.dumps(read_input(self.values), sort_keys=True)
 
     @property
     def kind(self) -> str:
@@ -43,7 +45,7 @@ def read_data(path: Path, manifest: Manifest) -> list[LabeledRow]:
     Raises:
         UsageError: The file cannot be read, or a line is invalid; the message has its number.
     """
-    task, parameters, golds = EXPORT_TASKS[manifest.task], list[JsonObject](), list[Any]()
+    task, parameters, golds, lines = EXPORT_TASKS[manifest.task], list[JsonObject](), list[Any](), list[LabeledRow]()
     try:
         rows = list(read_json_lines(path, ()))
     except OSError as error:
@@ -58,10 +60,12 @@ def read_data(path: Path, manifest: Manifest) -> list[LabeledRow]:
             if not isinstance(parameters[-1], dict):
                 raise ValueError("`parameters` must be an object.")
             golds.append(task.read_gold(dict(row.values), manifest))
-    for row, values in zip(rows, task.data_parameters(parameters, golds), strict=True):
+    for row, gold, values in zip(rows, golds, task.data_parameters(parameters, golds), strict=True):
+        document = dict(row.values)
         with naming_line(path, row.line):
-            inputs = read_input(dict(row.values))
+            inputs = read_input(document)
             if isinstance(inputs, list):
                 raise ValueError("`inputs` is a list; give one input per line.")
-            [row.input] = validate_body(task, {"inputs": inputs, "parameters": values}).task_inputs(manifest)
-    return [LabeledRow(row, gold) for row, gold in zip(rows, golds, strict=True)]
+            [input_] = validate_body(task, {"inputs": inputs, "parameters": values}).task_inputs(manifest)
+            lines.append(LabeledRow(row.line, document, input_, gold))
+    return lines

@@ -25,7 +25,6 @@ from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import BertServeError, CallerError, EngineError
 from bertserve.service.messages import SHOWN_CHARS, did_you_mean, plural
 from bertserve.service.providers import Provider
-from bertserve.service.scoring.rows import Row
 from bertserve.service.text.tokenizer import Tokenizer
 
 _STATUS = {True: "ok", False: "FAILED", None: "-"}
@@ -130,7 +129,7 @@ def _compare(
 ) -> None:
     """Compares graphs with a reference on samples, and on each line of the data."""
     comparisons = [comparison for served in graphs if (comparison := _compare_samples(served, reference, report)) is not None]
-    failures_by_line = {row.row.line: _compare_row(comparisons, reference, row.row) for row in rows}
+    failures_by_line = {row.line: _compare_row(comparisons, reference, row) for row in rows}
     for comparison in comparisons:
         if reasons := {line: failures[comparison] for line, failures in failures_by_line.items() if comparison in failures}:
             others = f" {plural(len(reasons) - 1, 'other line')} failed too." if len(reasons) > 1 else ""
@@ -220,7 +219,7 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
     return None
 
 
-def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: Row) -> dict[Comparison, str]:
+def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: LabeledRow) -> dict[Comparison, str]:
     """Adds a line of the data to all comparisons, with one answer of the reference; returns those without an answer, with the reason."""
     where, failures = f"line {row.line} of the data", dict[Comparison, str]()
     expected: ReferenceAnswer | None = None
@@ -305,7 +304,7 @@ def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: V
     detail, passed = plural(len(rows), "line"), None
     if task.gold_keys:
         detail += f", {labeled} with a correct answer ({' or '.join(f'`{key}`' for key in task.gold_keys)})"
-    ignored = Counter(key for row in rows for key in row.row.values if key not in {*INPUT_KEYS, *task.gold_keys})
+    ignored = Counter(key for row in rows for key in row.values if key not in {*INPUT_KEYS, *task.gold_keys})
     if ignored:
         hints = {key: f", {hint}" for key in ignored if labeled < len(rows) and (hint := did_you_mean(key, task.gold_keys))}
         keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')}{hints.get(key, '')})" for key, count in ignored.most_common(10)]

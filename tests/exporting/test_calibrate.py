@@ -20,7 +20,6 @@ from bertserve.export.score_calibration.calibrate import split
 from bertserve.export.validation.labeled_data import LabeledRow
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
-from bertserve.service.scoring.rows import Row
 from support import tiny
 from support.bundles import Service, assert_exit, edit_constant, usage_error
 from support.sound_bundles import FP32, data, sound, store_digests, store_example, with_gpu_graph, without_gpu
@@ -198,7 +197,7 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
     contradictions = sum(line["label"] != "neutral" for line in lines)
     assert_exit(0, calibrate(path, "--data", data(tmp_path, *lines, *copies), "--overwrite"), f"{contradictions} inputs")
 
-    examples = [LabeledRow(Row(values=line), frozenset([line["label"]])) for line in (*lines, *copies)]
+    examples = [LabeledRow(None, line, None, frozenset([line["label"]])) for line in (*lines, *copies)]
     first, second = ({example.text for example in half} for half in split(examples))
     assert len(first) == 75
     assert len(second) == 75
@@ -207,7 +206,7 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
 
 def test_both_halves_have_the_same_share_of_each_label() -> None:
     counts = {"negative": 90, "neutral": 9, "positive": 41}
-    rows = [LabeledRow(Row(values={"text": f"{label} {i}"}), frozenset([label])) for label, count in counts.items() for i in range(count)]
+    rows = [LabeledRow(None, {"text": f"{label} {i}"}, None, frozenset([label])) for label, count in counts.items() for i in range(count)]
     halves = split(rows)
 
     assert split(rows) == halves
