@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand
 
 from bertserve.service import listing
@@ -70,14 +70,6 @@ class Models(ModelSettings):
     as_json: bool = Field(False, validation_alias="json", description="Print all details as a JSON list.")
 
 
-class Health(Settings):
-    """Check whether the service is ready. It does not check settings against each other: some of them can be flags of `serve`."""
-
-    @model_validator(mode="after")
-    def _no_contradictions(self) -> Self:
-        return self
-
-
 class NewKey(BaseModel):
     """Create an API key. It prints the key to stderr, and its line for the file of --api-key-file, which has only a digest, to stdout."""
 
@@ -97,7 +89,7 @@ class BertServe(BaseSettings):
     models: CliSubCommand[Models] = Field(
         description="List the models that serve would load: task, labels, graphs, validation report, card."
     )
-    health: CliSubCommand[Health] = Field(description="Check whether the service on this machine with the same settings is ready.")
+    health: CliSubCommand[Settings] = Field(description="Check whether the service on this machine with the same settings is ready.")
     new_key: CliSubCommand[NewKey] = Field(description="Create an API key: print it to stderr, and its line for --api-key-file to stdout.")
 
 

@@ -29,7 +29,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
     `args` has the arguments after the program's name.
 
     Raises:
-        SettingsError: A value is wrong, two values contradict each other, or a BERT_SERVE_* variable or a key of the file is unknown.
+        SettingsError: A value is wrong, or a BERT_SERVE_* variable or a key of the file is unknown.
         SystemExit: `--help`, `--version`, or a flag or subcommand is missing or unknown.
     """
     clean_environment()
@@ -53,7 +53,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         message = requirement(first)
         name = next((part for part in reversed(first["loc"]) if isinstance(part, str)), "")  # other parts are places in a list
         if name not in Settings.model_fields:
-            flag = f"{flag_of(name)} is `{first['input']}`: " if len(first["loc"]) > 1 and first["type"] != "missing" else ""
+            flag = f"{flag_of(name)} is `{first['input']}`: " if first["type"] != "missing" else ""
             raise SettingsError(f"{flag}{message}.") from error
         variable = f"{ENV_PREFIX}{name.upper()}"
         is_in_file = variable not in os.environ and all(word.partition("=")[0] != flag_of(name) for word in args)

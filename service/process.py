@@ -9,7 +9,7 @@ from importlib import import_module
 
 from bertserve.service.auth import Authenticator
 from bertserve.service.errors import SettingsError
-from bertserve.service.settings import Settings
+from bertserve.service.settings import Settings, flag_of
 
 # Open files: more than one process can serve as connections. Some systems allow a billion, and libraries may visit each possible number.
 MAX_FILES = 2**16
@@ -27,12 +27,31 @@ def check_requirements(settings: Settings) -> None:
     """Checks what the settings require, as far as possible before models are loaded.
 
     Raises:
-        SettingsError: OpenTelemetry is not installed, or the certificate cannot be used.
+        SettingsError: Settings contradict each other, OpenTelemetry is not installed, or the certificate cannot be used.
     """
+    _check_contradictions(settings)
     if settings.otlp_endpoint is not None:
         import_module("bertserve.service.tracing")  # fails without OpenTelemetry
     if settings.tls_cert is not None:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
+
+
+def _check_contradictions(settings: Settings) -> None:
+    for less, more in (("max_chars", "max_body_bytes"), ("timeout_ms", "max_timeout_ms")):
+        if (value := getattr(settings, less)) > (limit := getattr(settings, more)):
+            raise SettingsError(f"{flag_of(less)} is {value}, over {flag_of(more)}, which is {limit}; lower the first or raise the second.")
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise SettingsError("--tls-cert and --tls-key belong together; give both, or neither.")
+    if settings.log_probes and not settings.access_log:
+        raise SettingsError("--log-probes has no effect without --access-log; give that too.")
+    need_keys = {
+        "--no-public-health": not settings.public_health,
+        "--no-public-metrics": not settings.public_metrics,
+        "--max-concurrent-per-key": settings.max_concurrent_per_key is not None,
+    }
+    for flag, is_set in need_keys.items():
+        if is_set and settings.api_key_file is None:
+            raise SettingsError(f"{flag} has no effect without --api-key-file; give that too.")
 
 
 def read_keys(settings: Settings) -> Authenticator:

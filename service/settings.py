@@ -3,9 +3,9 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from bertserve.service.errors import SettingsError
@@ -267,22 +267,6 @@ class Settings(ModelSettings):
     )
     access_log: bool = Field(False, description="Log one line per request, except probes and scrapes of /metrics.")
     log_probes: bool = Field(False, description="Log probes and scrapes too; needs --access-log.")
-
-    @model_validator(mode="after")
-    def _no_contradictions(self) -> Self:
-        for less, more in (("max_chars", "max_body_bytes"), ("timeout_ms", "max_timeout_ms")):
-            if (value := getattr(self, less)) > (limit := getattr(self, more)):
-                raise ValueError(f"{flag_of(less)} is {value}, over {flag_of(more)}, which is {limit}; lower the first or raise the second")
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
-        if self.log_probes and not self.access_log:
-            raise ValueError("--log-probes has no effect without --access-log; give that too")
-        for name in ("public_health", "public_metrics"):
-            if self.api_key_file is None and not getattr(self, name):
-                raise ValueError(f"{flag_of('no_' + name)} has no effect without --api-key-file; give that too")
-        if self.api_key_file is None and self.max_concurrent_per_key is not None:
-            raise ValueError("--max-concurrent-per-key has no effect without --api-key-file; give that too")
-        return self
 
 
 def address_of(host: str, port: int) -> str:

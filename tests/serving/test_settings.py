@@ -8,6 +8,7 @@ import pytest
 from bertserve.service.cli import main
 from bertserve.service.command_line import parse
 from bertserve.service.errors import SettingsError
+from bertserve.service.process import check_requirements
 from bertserve.service.settings import Settings
 from support import tiny
 
@@ -108,7 +109,7 @@ def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: s
 )
 def test_the_error_for_refused_settings_shows_values_and_other_settings(flags: str, names: tuple[str, ...]) -> None:
     with pytest.raises(SettingsError) as error:
-        parse(Settings, flags.split())
+        check_requirements(parse(Settings, flags.split()))
     assert [name for name in names if name not in error.value.message] == []
 
 
