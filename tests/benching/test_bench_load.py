@@ -106,7 +106,7 @@ def test_a_connection_close_header_is_not_an_error() -> None:
 def test_a_request_without_a_response_times_out() -> None:
     """The timeout applies in closed and open loops, and also while a request waits for a connection."""
     with http_server(never) as server:
-        closed, opened = (Load(target(server.port), count, seconds=0.05, warmup_s=0.0, timeout_s=0.05) for count in (2, 1))
+        closed, opened = (Load(target(server.port), count, seconds=0.3, warmup_s=0.0, timeout_s=0.05) for count in (2, 1))
         send_loads([closed], threading.Event())
         send_loads([opened], threading.Event(), [[0.0, 0.0, 0.0]])
     assert outcomes(closed) == {"timeout"}
