@@ -40,13 +40,18 @@ def _fit(outcomes: Outcomes, labels: Sequence[str] | None, *limits: float) -> tu
     """
 
     def loss(values: Values) -> float:
-        scale, bias = math.exp(values[0]), [*values, 0.0][1]
+        scale, bias = _scale_and_bias(values)
         return float(outcomes.predictions(Parameters((scale,), (bias,)), labels).losses.sum())
 
     zeros = np.zeros(len(limits))
     best = optimize.minimize(loss, zeros, method="Powell", bounds=[(-limit, limit) for limit in limits])
     is_noise = loss(zeros) - best.fun < stats.chi2.isf(0.05, len(limits)) / 2
-    log_scale, bias, *_ = (0.0, 0.0) if is_noise else (*best.x.tolist(), 0.0)
+    return _scale_and_bias(zeros if is_noise else best.x)
+
+
+def _scale_and_bias(values: Values) -> tuple[float, float]:
+    """Returns the scale and bias of the values that `_fit` optimizes: the logarithm of the scale and, if there are two, the bias."""
+    log_scale, bias = [*values.tolist(), 0.0][:2]
     return math.exp(log_scale), bias
 
 

@@ -76,12 +76,12 @@ class ExportTask:
         self, lines: Sequence[TextT], passages: Sequence[TextT], user_pairs: Sequence[tuple[TextT, TextT]], tokenizer_spec: TokenizerSpec
     ) -> tuple[list[TextT], list[tuple[TextT, TextT]]]:
         """Returns the single texts and the pairs that calibrate and validate int8, from lines, passages and the user's pairs."""
-        if not self.needs_pairs and not tokenizer_spec.pairs_only and (not self.takes_pairs or user_pairs or tokenizer_spec.pair is None):
-            return [*lines, *passages], list(user_pairs)
         pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]
         long_pairs = [(lines[i % len(lines)], passage) for i, passage in enumerate(passages)]
         if self.needs_pairs or tokenizer_spec.pairs_only:
             return [], [*pairs, *long_pairs, *user_pairs]
+        if not self.takes_pairs or user_pairs or tokenizer_spec.pair is None:
+            return [*lines, *passages], list(user_pairs)
         # it is unknown whether the model is used with pairs, so every second text also forms a pair
         return [*lines, *passages], [*pairs[1::2], *long_pairs[1::2]]
 
