@@ -198,11 +198,20 @@ def _make_graphs(
     omitted: list[OmittedGraph] = []
     failure: Exception | None = None
     for provider in sorted(precisions, key=lambda provider: provider != "cpu"):
-        measured, error = _measure_provider(build_input, BUILDERS[provider](build_input, precisions[provider]), reference)
-        if error is not None:
+        measured: dict[Precision, GraphSpec] = {}
+        try:
+            # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
+            for graph in BUILDERS[provider](build_input, precisions[provider]):
+                with stage("parity", graph.name):
+                    spec = _with_files(graph, build_input.folder)
+                    spec = measure_graph(build_input.folder, spec, build_input.checkpoint, build_input.tokenizer, reference)
+                    measured[graph.precision] = spec
+        except OSError:
+            raise
+        except Exception as error:  # optimizers and onnxruntime have no common base class of errors
             # all graphs are created from the trace, and the CPU's float32 graph shows whether it is right
             if provider == "cpu" and not measured:
-                raise error
+                raise
             failure = error
             reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {first_line(error)}"
             missing = [precision for precision in precisions[provider] if precision not in measured]
@@ -218,25 +227,6 @@ def _make_graphs(
         assert failure is not None, "there is at least one provider"
         raise failure
     return graphs, omitted
-
-
-def _measure_provider(
-    build_input: GraphBuildInput, graphs: Iterable[GraphSpec], reference: Reference
-) -> tuple[dict[Precision, GraphSpec], Exception | None]:
-    """Creates the graphs of a provider by iteration, and measures each; returns them with the error of the first one that failed."""
-    measured: dict[Precision, GraphSpec] = {}
-    try:
-        # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
-        for graph in graphs:
-            with stage("parity", graph.name):
-                spec = _with_files(graph, build_input.folder)
-                spec = measure_graph(build_input.folder, spec, build_input.checkpoint, build_input.tokenizer, reference)
-                measured[graph.precision] = spec
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001 - optimizers and onnxruntime have no common base class of errors
-        return measured, error
-    return measured, None
 
 
 def _choose_default(kept: Sequence[GraphSpec], *, must_agree: bool) -> GraphSpec:

@@ -14,7 +14,7 @@ from bertserve.export.checkpoint import signature
 from bertserve.export.checkpoint.card import find_card
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer, make_tokenizer_spec, read_templates, vocabulary_size
-from bertserve.export.checkpoint.padding import Padding, find_padding, set_pad_token
+from bertserve.export.checkpoint.padding import find_padding, set_pad_token
 from bertserve.export.checkpoint.sentence_head import SentenceHead, attach_sentence_head, read_embedding
 from bertserve.export.checkpoint.sentence_transformers import (
     POOLING,
@@ -30,7 +30,6 @@ from bertserve.export.checkpoint.token_types import Template, choose_token_types
 from bertserve.export.checkpoint.weights import load_pretrained
 from bertserve.export.errors import ExportError
 from bertserve.export.tasks import EXPORT_TASKS
-from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Embedding, Layers, MaskToken, Task, TextPart, TokenizerSpec, TokenTypes
 from bertserve.service.tasks import embed, question_answering
 
@@ -69,7 +68,10 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     if getattr(config, "chunk_size_feed_forward", 0):
         config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
     task, auto_class = _find_task(files, config, options.task)
-    _check_layers(source, task, options)
+    if options.layers != "last" and not EXPORT_TASKS[task].embeds:
+        raise ExportError(f"--layers is for {embed.TASK}, but `{source}` is for {task}; remove it.")
+    if options.combine is not None and options.layers == "last":
+        raise ExportError(f"--combine {options.combine} needs several layers; give them with --layers, or remove it.")
     settings = SentenceSettings.read(files.folder / SETTINGS_FILE)
     transformer_settings = read_transformer_settings(files.trained_folder)
     tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=transformer_settings.lowercase)
@@ -109,15 +111,6 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
         return checkpoint
     inputs, outputs = (*checkpoint.inputs, signature.ATTENTION_INDEX), (*checkpoint.outputs, signature.ATTENTIONS)
     return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=signature.count_heads(model, tokenizer))
-
-
-def _check_layers(source: str, task: str, options: LoadOptions) -> None:
-    """Refuses a choice of layers for a task without vectors, and `--combine` without several layers."""
-    layers, combine = options.layers, options.combine
-    if layers != "last" and not EXPORT_TASKS[task].embeds:
-        raise ExportError(f"--layers is for {embed.TASK}, but `{source}` is for {task}; remove it.")
-    if combine is not None and layers == "last":
-        raise ExportError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
 
 
 def _read_config(files: SourceFiles) -> Any:
@@ -169,7 +162,14 @@ def _read_tokenizer_spec(
     requires_pair = export_task.needs_pairs or pairs_only
     single, pair, token_types = _templates(files, task, model, tokenizer, options, requires_pair=requires_pair)
     set_pad_token(source, model, tokenizer, (*single, *(pair or ())))
-    padding = _padding(source, model, tokenizer, signature.model_inputs(model, tokenizer, token_types), max_length)
+    names = [spec.name for spec in signature.model_inputs(model, tokenizer, token_types)]
+    try:  # runs the model for the first time
+        padding = find_padding(model, tokenizer, names, max_length)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise ExportError(
+            f"{type(model).__name__} of `{source}` fails on the inputs of its tokenizer, or its kind is not supported: "
+            f"{type(error).__name__}: {error}."
+        ) from error
     if export_task.fills_masks and tokenizer.mask_token is None:
         raise ExportError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
     mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if export_task.fills_masks else None
@@ -210,17 +210,6 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
         raise ExportError(
             f"the tokenizer of `{source}` has {vocabulary} tokens, but the embedding has only {rows} rows; add the model's own tokenizer."
         )
-
-
-def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...], max_length: int) -> Padding:
-    """Returns the padding, found with the first runs of the model."""
-    try:
-        return find_padding(model, tokenizer, [spec.name for spec in inputs], max_length)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        raise ExportError(
-            f"{type(model).__name__} of `{source}` fails on the inputs of its tokenizer, or its kind is not supported: "
-            f"{type(error).__name__}: {error}."
-        ) from error
 
 
 def _usable_length(source: str, task: Task, model: PreTrainedModel, limit: int) -> int:

@@ -56,8 +56,6 @@ class LoraAdapter:
     """The content of an adapter's folder.
 
     Attributes:
-        folder: The folder.
-        weights: The file of its weights.
         base_model: Folder or hub id of its base model.
         base_revision: Hub revision of the base model, if any.
         task: The task of its training, or `auto`.

@@ -43,7 +43,6 @@ class Int8Layer:
     """A linear layer that reads an activation, and the quantization of the activation so far.
 
     Attributes:
-        linear: The layer in the graph.
         shares_matrix: Whether other activations are multiplied by the same matrix. They have the same samples and parameters.
         observed: The activation on the calibration texts.
         params: The quantization parameters of the activation.

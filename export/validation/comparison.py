@@ -93,8 +93,7 @@ class RowDifference(NamedTuple):
     Attributes:
         error: The largest difference.
         largest: The reference's largest magnitude.
-        tokens: Number of tokens.
-        sums: The sums of each output, by name.
+        sums: By the name of an output.
         input: The input of the row; None for a row in a batch.
     """
 
