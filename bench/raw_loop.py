@@ -42,8 +42,7 @@ class RawLoop:
         """Loads the bundle in a folder, and creates a session for `graph`, or for the bundle's graph that is served.
 
         Raises:
-            BertServeError: The bundle is broken, or does not have the graph that is served.
-            StartError: The bundle is not the one that is served, or the graph cannot be loaded or has an unknown input.
+            StartError: The bundle is broken or not the one that is served, or the graph cannot be loaded or has an unknown input.
         """
         self.bundle = load_bundle(path)
         if served is not None and (served.get("version"), served.get("provider")) != (self.bundle.version, "cpu"):

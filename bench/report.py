@@ -113,16 +113,16 @@ class SweepResult:
     @property
     def conclusion(self) -> str:
         """The rates as a sentence without its full stop."""
-        limits, parts = " and ".join(map(str, self.limits)), []
+        parts = []
         if self.highest_rate_held is not None:
-            parts.append(f"holds {limits} up to {self.highest_rate_held:.4g} requests/s in two loads")
+            parts.append(f"held up to {self.highest_rate_held:.4g} requests/s in two loads")
         if self.lowest_rate_not_held is not None:
-            parts.append(f"does not hold {limits} at {self.lowest_rate_not_held:.4g}")
+            parts.append(f"not held at {self.lowest_rate_not_held:.4g}")
         elif parts:
             parts.append("higher rates may hold too")
         if self.unmeasured_rate is not None:
             parts.append(f"not measured at {self.unmeasured_rate:.4g}, because the generator was late")
-        return "; ".join(parts) or "no rate was measured"
+        return f"{' and '.join(map(str, self.limits))}: {'; '.join(parts or ['no rate was measured'])}"
 
 
 @dataclass(slots=True)
