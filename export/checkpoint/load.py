@@ -64,9 +64,6 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     transformers.utils.logging.set_verbosity_error()
     files = find_source(source, options.revision)
     config = _read_config(files)
-    config.return_dict = True
-    if getattr(config, "chunk_size_feed_forward", 0):
-        config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
     task, auto_class = _find_task(files, config, options.task)
     if options.layers != "last" and not EXPORT_TASKS[task].embeds:
         raise ExportError(f"--layers is for {embed.TASK}, but `{source}` is for {task}; remove it.")
@@ -125,6 +122,9 @@ def _read_config(files: SourceFiles) -> Any:
             f"the config.json of `{files.source}` has `attention_type` = 'block_sparse', which is not supported; if full attention is "
             "right, set `original_full`."
         )
+    config.return_dict = True
+    if getattr(config, "chunk_size_feed_forward", 0):
+        config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
     return config
 
 

@@ -25,6 +25,8 @@ from bertserve.service.messages import plural
 
 # names of the modules of BERT, RoBERTa, ELECTRA and DistilBERT; the last one of each reads the heads
 _ATTENTION_PART = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:query|key|value)|[qkv]_lin)|output\.dense|out_lin)$")
+# buffers, and TinyBERT's comparison with the layers of its teacher, which is only for training
+_HARMLESS = ("position_ids", "*.position_ids", "fit_dense.*")
 
 
 def load_pretrained(files: SourceFiles, task: Task, auto_class: Any, config: Any, ignored_weights: Sequence[str] = ()) -> PreTrainedModel:
@@ -78,7 +80,7 @@ def load_pretrained(files: SourceFiles, task: Task, auto_class: Any, config: Any
 
 def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: PreTrainedModel, ignored: Sequence[str] = ()) -> None:
     """Refuses weights that the model should have used; `ignored` has the user's patterns of names of harmless weights."""
-    names = sorted(name for name in unexpected if not any(fnmatchcase(name, pattern) for pattern in ignored))
+    names = sorted(name for name in unexpected if not any(fnmatchcase(name, pattern) for pattern in (*_HARMLESS, *ignored)))
     if not names:
         return
     patterns = {_without_layer_numbers(name) for name in model.state_dict()}
@@ -90,8 +92,6 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
         )
     modules = {name for name, _ in model.named_modules()}
     other_heads = _names_with_other_heads(model)
-    # TinyBERT's `fit_dense` compares its layers with those of its teacher, only for training
-    names = [name for name in names if name.split(".")[-1] != "position_ids" and not name.startswith("fit_dense.")]
     unknown_names = [name for name in names if name not in other_heads or name.rpartition(".")[0] in modules]
     if unknown_names:
         flags = " ".join(f"--ignore-weights '{pattern}'" for pattern in dict.fromkeys(map(_without_layer_numbers, unknown_names)))
