@@ -87,11 +87,7 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     A validation report counts only for the provider and the precision that run: a GPU graph that was measured on a CPU has none. Another
     CPU is allowed, because `bert-export` chooses int8 scales so that products hardly depend on it.
 
-    Args:
-        name: Name of the bundle.
-        graph: The graph to serve.
-        required: Whether a validation report is required.
-        min_agreement: Minimum agreement with the checkpoint, by the measure of the task; it also requires a validation report.
+    `name` is that of the bundle. A minimum agreement, by the measure of the task, also requires a validation report.
 
     Raises:
         StartError: It is refused; the message has the bundle, the measurement, the requirement and the remedy.
@@ -100,19 +96,14 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
         return
     subject, validation = f"bundle `{name}`, graph {graph.name}", graph.validation
     flag = "--require-validation is set" if required else f"--min-agreement is {min_agreement}"
-    if not validation.samples:
-        raise StartError(
-            f"{subject}: its manifest has no validation report (0 samples), and {flag}; export it again with "
-            "bert-export, which makes one, or serve without the setting."
-        )
     provider = validation.provider
     # a CPU computes fp16 graphs in fp32
     precision = "fp32" if provider == "cpu" and graph.precision == "fp16" else graph.precision
-    if (provider, precision) != (graph.provider, graph.precision):
+    if not validation.samples or (provider, precision) != (graph.provider, graph.precision):
         raise StartError(
-            f"{subject}: its validation report was measured on {provider} in {precision}, but it would run on {graph.provider} "
-            f"in {graph.precision}, and {flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve "
-            "without the setting."
+            f"{subject}: its validation report ({validation.samples} samples) was measured on {provider} in {precision}, and {flag}, "
+            f"which needs samples on {graph.provider} in {graph.precision}, as it would run; {_MEASURE_AGAIN} on a machine with "
+            f"{graph.provider}, or serve without the setting."
         )
     value = None if validation.agreement is None else validation.agreement.value
     if min_agreement is not None and (value is None or not value >= min_agreement):  # not `<`, which is false for NaN
