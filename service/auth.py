@@ -48,13 +48,9 @@ class Authenticator:
     def __init__(
         self, key_file: Path | None = None, *, admin_key_file: Path | None = None, public_health: bool = True, public_metrics: bool = True
     ) -> None:
-        """Reads the files.
+        """Reads the files: without `key_file` all callers are admitted, and without `admin_key_file` nobody can change models.
 
-        Args:
-            key_file: File of the keys that callers need; None admits all callers.
-            admin_key_file: File of the keys that can change models and call all other routes; None disables model management.
-            public_health: Whether probes need no key.
-            public_metrics: Whether `/metrics` needs no key.
+        Admin keys can also call all other routes. `public_health` and `public_metrics` are whether probes and `/metrics` need no key.
 
         Raises:
             SettingsError: A file cannot be read, has no key, or has an invalid line.

@@ -101,12 +101,9 @@ def cuda_options(graph: "GraphSpec", engine_cache_dir: Path | None = None, gpu: 
 
 
 def tensorrt_options(graph: "GraphSpec", engine_cache_dir: Path | None, gpu: GpuOptions = FIRST_GPU) -> Options:
-    """Returns the options of the TensorRT provider.
+    """Returns the options of the TensorRT provider for a graph with the shape plan of one range.
 
-    Args:
-        graph: The graph with the shape plan of one range. The only profile covers these shapes: another shape would build the engine again.
-        engine_cache_dir: Folder of this graph's engine and timing caches; None to store none.
-        gpu: Its device.
+    The only profile covers these shapes: another shape would build the engine again. The folder is for the caches of this graph's engine.
 
     Raises:
         StartError: The graph has no shape plan.

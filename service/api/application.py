@@ -40,12 +40,7 @@ class Application:
     """Serves every request: sets its id, finds its route, turns errors into responses, counts and logs."""
 
     def __init__(self, state: AppState, *, sends_request_id: bool = True) -> None:
-        """Creates the application; its inference threads run from startup to shutdown.
-
-        Args:
-            state: The models, metrics, settings, keys and limits.
-            sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
-        """
+        """Creates the application, whose inference threads run from startup to shutdown; a server around it may send `x-request-id`."""
         self._state = state
         self._sends_request_id = sends_request_id
         self._fastapi = create_fastapi(state)

@@ -168,15 +168,10 @@ def build_feed(
     left: bool = False,
     mask_counts: Sequence[int] = (),
 ) -> Feed:
-    """Returns the inputs of a run by name, as in their InputSpec.
+    """Returns the inputs of a run of at least one encoding by name, as in their InputSpec.
 
-    Args:
-        encodings: At least one.
-        inputs: The inputs of the graph.
-        shape: Rows to which the batch is filled up, and the length to which they are padded.
-        pad_id: The token id of padding.
-        left: Whether padding is on the left.
-        mask_counts: The planned numbers of masks, ascending.
+    `shape` has the rows to which the batch is filled up, and the length to which they are padded; `mask_counts` has the planned numbers of
+    masks, ascending.
     """
     rows, longest = shape
     batch = encodings

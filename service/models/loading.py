@@ -58,14 +58,10 @@ def _has_graph(path: Path, provider: Provider) -> bool:
 
 
 def load_model(path: Path, served: Model | None = None, *, settings: ModelSettings, scheduler: Scheduler, metrics: Metrics) -> Model:
-    """Verifies the files of a bundle, and creates a warmed-up, timed model.
+    """Verifies the files of a bundle, and creates a warmed-up, timed model; or returns `served` if the bundle still has its version.
 
-    Args:
-        path: The bundle's folder.
-        served: A model that is returned if the bundle still has its version.
-        settings: As returned by `with_provider`.
-        scheduler: Runs the model's texts. If its multi-threaded runs have several threads, the model gets a second session for them.
-        metrics: Record the load times and the runs.
+    The settings are those of `with_provider`. If multi-threaded runs of the scheduler have several threads, the model gets a second session
+    for them.
 
     Raises:
         StartError: A file does not match the manifest, or as `open_bundle`.

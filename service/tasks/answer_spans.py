@@ -19,15 +19,9 @@ from bertserve.service.text.words import trimmed
 def best_spans(start: Floats, end: Floats, window: range, *, longest: int, expected_count: int) -> Iterator[tuple[int, int, float]]:
     """Yields the spans of a window by falling score, then by position: first token, last token, score. Tokens count in the whole passage.
 
-    The score of a span is p_start[i] * p_end[j]. Only the band i <= j < i + longest is computed, as a view of float32 [tokens, longest] on
-    the padded ends. Only as many spans are sorted as are needed.
-
-    Args:
-        start: The probability of each token of the window to be the first one, float32 [tokens].
-        end: The probability to be the last one, float32 [tokens].
-        window: The tokens of the passage that the window has.
-        longest: Maximum tokens of a span.
-        expected_count: The number of spans that the caller reads in most cases.
+    `start` and `end` are the probabilities of each token of the window to be the first and the last one, float32 [tokens]. The score of a
+    span is start[i] * end[j]. Only the band i <= j < i + longest is computed, as a view of float32 [tokens, longest] on the padded ends.
+    Only as many spans are sorted as are needed; most callers read `expected_count`.
     """
     longest = min(longest, len(start))
     padded = np.concatenate([end, np.full(longest - 1, -1, dtype=np.float32)])

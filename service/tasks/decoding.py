@@ -31,13 +31,9 @@ def activate(logits: Floats, activation: Activation) -> Floats:
 
 
 def apply_calibration(scores: Floats, link: Link, scale: Sequence[float], bias: Sequence[float]) -> Floats:
-    """Returns calibrated scores, float32 of the same shape: the function of `scale * logits + bias`.
+    """Returns calibrated scores, float32 [..., labels] like `scores`, which are of all windows together: `link` of `scale * logits + bias`.
 
-    Args:
-        scores: float32 [..., labels]; the scores of several windows are combined.
-        link: The function from logits to scores; `none` if they are logits.
-        scale: One value, or one per label.
-        bias: Likewise.
+    `scale` and `bias` have one value, or one per label. With the link `none`, scores are logits.
     """
     logits = (np.array(scale) * to_logits(scores, link) + np.array(bias)).astype(np.float32)
     return np.exp(np.minimum(logits, 0)) if link == "power" else activate(logits, link)
@@ -61,13 +57,7 @@ def best_first(scores: Floats) -> list[int]:
 
 
 def best_tokens(scores: NDArray[Any], count: int, allowed_ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Returns the best `count` ids of a vocabulary by falling score, then by id.
-
-    Args:
-        scores: float [vocabulary].
-        count: Maximum number of ids.
-        allowed_ids: The ids to choose from, ascending; None for all.
-    """
+    """Returns at most `count` ids by falling score, then by id: the best of float [vocabulary], or of `allowed_ids`, ascending."""
     values = scores if allowed_ids is None else scores[allowed_ids]
     count = min(count, len(values))
     floor = np.partition(values, len(values) - count)[len(values) - count]

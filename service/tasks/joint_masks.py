@@ -95,13 +95,7 @@ def fill_jointly(
 ) -> TaskGenerator:
     """Returns the best fillings of all masks of a text together, by falling score.
 
-    Args:
-        input_: The input, with `FillMaskParameters`.
-        ids: The token ids of its text.
-        masks: The positions of the masks in them, at least one.
-        slots: The slots of each mask; None if any token of the vocabulary fills it.
-        tokenizer: The tokenizer.
-        warnings: Warnings for the caller.
+    `masks` are the positions of the masks in the token ids of the text, at least one; `slots` has None if any token fills each mask.
 
     Raises:
         InvalidValueError: There are too many masks or texts, or the masks of a text do not fit the model's length.

@@ -187,12 +187,9 @@ class Tokenizer:
         return self._max_text_tokens[pair]
 
     def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:
-        """Adds the special tokens to one text or a pair.
+        """Adds the special tokens to the token ids of a text or of a pair, which together must fit `max_text_tokens`.
 
-        Args:
-            a: Token ids of the text.
-            b: Token ids of the second text, if any; together they must fit `max_text_tokens`.
-            masks: Indices of the masks to fill, in the last text.
+        `masks` are the indices of the masks to fill, in the last text.
 
         Raises:
             InvalidValueError: The encoding would have no tokens: the text has none, and the template adds none.
