@@ -1,4 +1,4 @@
-"""Application: the outermost ASGI application. It runs models itself; FastAPI has all routes, and serves the others.
+"""Application: the outermost ASGI application. It serves the routes that run models; FastAPI holds all routes and serves the others.
 
 FastAPI's telemetry, body limit, exit stacks and dependencies take two fifths of the event loop's time for a short text
 (bench/results/2026-11-21-with-memory-arena.md).
@@ -31,7 +31,7 @@ from bertserve.service.app_state import AppState
 from bertserve.service.errors import BertServeError, HttpError
 from bertserve.service.metrics import UNKNOWN
 
-FORMATS = (hugging_face, open_inference, kserve, openai, cohere, tei)  # each has the function `routes`
+FORMATS = (hugging_face, open_inference, kserve, openai, cohere, tei)  # each module defines the function `routes`
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
@@ -40,7 +40,7 @@ class Application:
     """Serves every request: sets its id, finds its route, turns errors into responses, counts and logs."""
 
     def __init__(self, state: AppState, *, sends_request_id: bool = True) -> None:
-        """Creates the application, whose inference threads run from startup to shutdown; a server around it may send `x-request-id`."""
+        """Creates the application. Its startup starts inference threads; `sends_request_id` is false if the server sends the id."""
         self._state = state
         self._sends_request_id = sends_request_id
         self._fastapi = create_fastapi(state)
@@ -151,7 +151,7 @@ class Application:
 
 
 def _error_format(scope: Scope) -> ErrorFormat:
-    """Returns the format of a request's errors: its route's or, if it has no route, that of the clients that would send its path."""
+    """Returns the format of a request's errors: its route's format, or the format of clients that use such a path."""
     if isinstance(route := scope.get("route"), GuardedRoute):
         return route.error_format
     return openai.error_object if scope["path"].startswith(openai.BASE_PATH) else error_responses.error_text

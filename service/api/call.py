@@ -29,7 +29,7 @@ class Call:
 
     Attributes:
         respond: Returns the response's JSON value, or its bytes and the headers that describe them; None for the service's own format.
-        timeout_s: Seconds until it must have started, if the body has a deadline; otherwise 0.
+        timeout_s: Seconds until it must have started, if the body sets a deadline; otherwise 0.
     """
 
     task: str
@@ -111,11 +111,11 @@ def _name_inputs(indices: Sequence[int], body: TaskBody) -> str:
 
 
 def _windows(read_spans: Sequence[ReadSpan]) -> str:
-    """Returns the spans that the model read of an input, such as `0-1843, 1310-2950`; each has its text's name if there are two texts."""
+    """Returns the spans of an input that the model read, such as `0-1843, 1310-2950`; with two texts, each begins with its text's name."""
     spans = [f"{field}{'=' if field else ''}{start}-{end}" for field, start, end in read_spans[:MAX_WINDOWS_SHOWN]]
     return ", ".join([*spans, "..."] if len(read_spans) > MAX_WINDOWS_SHOWN else spans)
 
 
 def _escape(value: str) -> bytes:
-    """Returns a header's value in printable ASCII. Other characters are escaped, because tokens in a vocabulary may have newlines."""
+    """Returns a header's value in printable ASCII. Other characters are escaped, because tokens can contain newlines."""
     return value.encode() if value.isascii() and value.isprintable() else value.encode("unicode_escape")

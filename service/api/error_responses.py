@@ -1,6 +1,6 @@
 """Errors as responses and as log lines.
 
-A log line never has a caller's text: it has the template of the error; for an internal error it has the places in its traceback.
+A log line never contains a caller's text. It shows the template of the error; for an internal error, it shows the places in the traceback.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from bertserve.service.errors import BertServeError, status_and_type, traceback_
 logger = logging.getLogger("bertserve.errors")
 
 LOG_INTERVAL_S = 1.0
-# Log lines per error type within the interval; further errors are only counted, so that a caller cannot fill the log. A refused caller
-# tries again, so of refusals only one is logged; of faults of this service, with status 500, each one.
+# Maximum log lines per error type within the interval; further errors are only counted, so that a caller cannot fill the log. For
+# refusals it is one, because a refused caller tries again. Faults of this service (status 500) are always logged.
 MAX_LINES = 20
 _REFUSALS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 # Takes the status, the error type and the message of an error; returns the status and `error` of its response.
@@ -59,7 +59,7 @@ class ErrorLog:
     def write(self, error: Exception, request: Mapping[str, Any]) -> None:
         """Logs the error of a request, or only counts it if many errors of its type were logged within the last second.
 
-        `request` has `request_id`, `method`, `path` and further fields of the log line.
+        `request` gives the `request_id`, `method`, `path` and further fields of the log line.
         """
         status, error_type = status_and_type(error)
         if error_type not in self._counts:

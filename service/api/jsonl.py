@@ -1,7 +1,7 @@
 """JSON Lines: each line of the body is a request. The answers are sent in the order of the lines, each as soon as it is ready.
 
-A line is in progress until its answer is sent. The lines in progress have limits of their number and bytes. At the limit, nothing more is
-read from the connection, so that TCP slows the sender down. A client that reads no answers costs the memory of those to these lines.
+A line is in progress until its answer is sent. The number and the bytes of the lines in progress are limited. At the limit, nothing more is
+read from the connection, so that TCP slows the sender down. If a client does not read, the answers to these lines stay in memory.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from bertserve.service.metrics import UNKNOWN
 if TYPE_CHECKING:
     from bertserve.service.api.routing import InferenceRoute
 
-LINES_TYPE = "application/x-ndjson"  # of JSON Lines, also by these names
+LINES_TYPE = "application/x-ndjson"  # the content type of JSON Lines; requests can also use the other names
 LINES_TYPES = frozenset({LINES_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
-MEAN_BYTES = 2**11  # of lines in progress, at most: longer ones would wait for each other in the queue, where their deadlines would pass
-MAX_TRACED_LINES = 128  # of a stream, which can have millions
-READ_AHEAD_BYTES = 2**18  # what is read while lines are in progress, because only reading detects a disconnected client
+MEAN_BYTES = 2**11  # maximum mean size of the lines in progress: longer ones would wait for each other in the queue until they expire
+MAX_TRACED_LINES = 128  # a stream can contain millions of lines
+READ_AHEAD_BYTES = 2**18  # bytes to read while lines are in progress, because only reading detects a disconnected client
 
 
 class LineStream:
     """Answers the lines of one request.
 
-    Each line must have started `timeout_s` seconds after its admission. The log gets failures of the service; errors of callers are only
-    in the answers, because a stream can have millions of lines.
+    Each line must have started `timeout_s` seconds after its admission. The log shows failures of the service. Errors of callers are only
+    in the answers, because a stream can contain millions of lines.
     """
 
     def __init__(self, route: "InferenceRoute", request: RequestContext, timeout_s: float, error_log: error_responses.ErrorLog) -> None:
@@ -41,15 +41,15 @@ class LineStream:
         self._timeout_s = timeout_s
         self._error_log = error_log
         self._settings = request.state.settings
-        self._unread = bytearray()  # what was received of the lines that are not in progress
+        self._unread = bytearray()  # received bytes of lines that are not in progress
         self._is_complete = False  # whether the end of the body was received
-        self._lines: deque[tuple[asyncio.Task[tuple[bytes, int]], int]] = deque()  # in progress, with their bytes
-        self._number = 0  # of the last started line
-        self._bytes = 0  # of all lines in progress
+        self._lines: deque[tuple[asyncio.Task[tuple[bytes, int]], int]] = deque()  # the lines in progress, with their bytes
+        self._number = 0  # number of the last started line
+        self._bytes = 0  # total bytes of the lines in progress
         self._progress = asyncio.Event()  # wakes the reader and the writer
 
     async def respond(self, receive: Receive, send: Send) -> None:
-        """Answers all lines. The response starts with the first answer, so that an earlier failure can have its own status.
+        """Answers all lines. The response starts with the first answer, so that an earlier failure can set the status.
 
         Raises:
             MalformedRequestError: The client speaks HTTP/1.0, which has no chunks.
@@ -63,7 +63,7 @@ class LineStream:
                 while await self._has_line():
                     body, status = await self._lines[0][0]
                     await self._send(send, body + b"\n")
-                    if status == HTTPStatus.UNAUTHORIZED:  # the key was removed: the stream could have no end
+                    if status == HTTPStatus.UNAUTHORIZED:  # the key was removed, and the stream could be endless
                         break
                     self._bytes -= self._lines.popleft()[1]
                     self._start_lines()
@@ -109,7 +109,7 @@ class LineStream:
                 self._unread = self._unread.lstrip()  # blank lines, of which there can be many
             end = self._unread.find(b"\n")
             if end < 0:
-                del self._unread[self._settings.max_body_bytes + 1 :]  # a line that is too long keeps one byte too many, and is refused
+                del self._unread[self._settings.max_body_bytes + 1 :]  # of a line that is too long, one byte too many stays and is refused
                 break
             self._number += 1
             self._bytes += end
@@ -126,7 +126,7 @@ class LineStream:
         if request.trace is not None and request.trace.is_recording and number <= MAX_TRACED_LINES:
             trace = request.trace.start_line(start)
         try:
-            request.state.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can have no end
+            request.state.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can be endless
             if len(line) > self._settings.max_body_bytes:
                 raise too_large_error("line", len(line), self._settings.max_body_bytes)
             if len(line) > LARGE_BYTES:

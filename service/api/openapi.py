@@ -42,7 +42,7 @@ _TIMEOUT_PARAMETER = {
     "schema": {"type": "integer", "minimum": 1},
     "description": "Milliseconds until the request must have started.",
 }
-# the statuses of errors: of routes that run models, and of others by their access
+# error statuses of the routes that run models, and of the other routes by their access
 _MODEL_STATUSES = (400, 401, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504)
 _STATUSES: dict[Access, tuple[int, ...]] = {
     Access.PUBLIC: (),
@@ -70,7 +70,7 @@ class ErrorBody(BaseModel):
 
 
 def docs_routes(described: Sequence[GuardedRoute], root_path: str, *, requires_key: bool) -> list[GuardedRoute]:
-    """Returns the routes of the document about other routes and of its page, which works offline: an installed package has its files."""
+    """Returns the routes of the OpenAPI document and of its page, which works offline: an installed package contains its files."""
     page = get_swagger_ui_html(
         openapi_url="openapi.json",
         title="bertserve",

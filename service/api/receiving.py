@@ -50,7 +50,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
 
 
 def too_large_error(part: str, size: int, limit: int) -> TooLargeError:
-    """Returns the error of a body or a line that has at least `size` bytes, more than `limit`."""
+    """Returns the error of a body or a line with at least `size` bytes, more than `limit`."""
     return TooLargeError(
         "the {part} has {size} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
         part=part,

@@ -28,7 +28,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 # bytes of a large body or response: reading or writing a larger one can block the event loop for up to 0.04 s
 LARGE_BYTES = 2**17
 _TIMEOUT = TIMEOUT_HEADER.encode()
-JSON_LENGTH_HEADER = b"inference-header-content-length"  # of the Open Inference Protocol: bytes of JSON before binary tensors
+JSON_LENGTH_HEADER = b"inference-header-content-length"  # in the Open Inference Protocol: bytes of JSON before binary tensors
 _SINGLE = (b"content-type", b"content-encoding", _TIMEOUT, JSON_LENGTH_HEADER)
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _INTERNAL, _UNAUTHORIZED = HTTPStatus.INTERNAL_SERVER_ERROR.value, HTTPStatus.UNAUTHORIZED  # in Python 3.11, each look-up is a call
@@ -43,7 +43,7 @@ class RequestContext:
         id: The request id, from the header `x-request-id` or random.
         turns: The lock of `take_turn`, for all requests.
         start: Start time in seconds of `time.perf_counter`.
-        response_headers: Headers that every response to this request has.
+        response_headers: Headers of every response to this request.
         key: The name of its key; None before the check, and if the route needs no key.
         task_label: The task as a label of metrics; None unless the route runs models.
         model_label: The model's name as a label of metrics; None unless the route runs or changes models.
@@ -104,7 +104,7 @@ class RequestContext:
             InvalidValueError: The URL has a query.
             HttpError: The body is compressed.
         """
-        if len(self.headers) < len(self.scope["headers"]):  # most requests have no header twice
+        if len(self.headers) < len(self.scope["headers"]):  # most requests repeat no header
             sent = Counter(name for name, _ in self.scope["headers"])
             for name in _SINGLE:
                 if sent[name] > 1:
@@ -125,7 +125,7 @@ class RequestContext:
                 )
 
     def timeout_s(self) -> float:
-        """Returns the seconds until the request must have started: of its header, or else of the settings.
+        """Returns the seconds until the request must have started, from its header or else from the settings.
 
         Raises:
             InvalidValueError: The header is not an allowed number of milliseconds.
@@ -189,7 +189,7 @@ class RequestContext:
             "method": self.scope["method"],
             # the name of a loaded model is known
             "path": self.scope["path"] if self.model_label not in (None, UNKNOWN) else self.route_path or UNKNOWN,
-            "client": address if _ADDRESS.fullmatch(address) else None,  # a proxy's header can have any text
+            "client": address if _ADDRESS.fullmatch(address) else None,  # a proxy's header can contain any text
             "task": self.task_label,
             "model": self.model_label,
             **({} if self.trace is None else {"trace_id": self.trace.trace_id, "span_id": self.trace.span_id}),

@@ -40,7 +40,7 @@ class GuardedRoute(APIRoute):
         error_format: ErrorFormat = error_text,
         **options: Any,
     ) -> None:
-        """Creates the route; only admins can use a route without a declaration. The options are those of FastAPI's class."""
+        """Creates the route; only admins can use a route without a declaration. FastAPI's class gets the options."""
         self.access = access
         self.error_format = error_format
         # without this response, FastAPI would describe its own errors
@@ -53,10 +53,10 @@ class InferenceRoute(GuardedRoute):
 
     Attributes:
         read_call: Returns the call of a body and its request; raises a CallerError if the body is wrong.
-        bodies: Types of the body, for OpenAPI; a body has one of them.
+        bodies: Types of the body, for OpenAPI; each body is of one of them.
         response: Type of the response's body, for OpenAPI.
         task: The task of the path; None if it depends on the model or the body.
-        other_type: The content type of a body and its response that are not JSON, if the route has one.
+        other_type: A content type, other than JSON, that a body and its response can use; None if only JSON is allowed.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RouteTable:
     """Finds the route of a request, as FastAPI's router does."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        """Takes the routes; those that declare no access are not found."""
+        """Creates the table of the routes that declare their access; other routes are never found."""
         guarded = [route for route in routes if isinstance(route, GuardedRoute)]
         self._probes = [route for route in guarded if route.access in (Access.PROBE, Access.METRICS)]
         self._fixed = {(method, route.path): route for route in guarded if "{" not in route.path for method in route.methods}
@@ -118,7 +118,7 @@ class RouteTable:
                 return route
             if match is Match.PARTIAL:
                 if not methods:
-                    scope.update(parameters)  # the log names the path, and the error has the format of its route
+                    scope.update(parameters)  # the log names the path, and its route formats the error
                 methods |= route.methods
         if methods:
             allow = ", ".join(sorted(methods))

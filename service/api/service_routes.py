@@ -78,7 +78,7 @@ def _describe_default(state: AppState, task: str) -> dict[str, Any]:
 
 
 def readiness(state: AppState, name: str | None = None) -> dict[str, bool]:
-    """Returns the response of a service that is ready and has the model of this name.
+    """Returns the response of a service that is ready and serves the model of this name.
 
     Raises:
         HttpError: The model is not loaded. Probes need no key, so the message names no models.

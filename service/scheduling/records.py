@@ -36,13 +36,13 @@ class ScheduledRequest:
         proceed: Results of all items, in order -> the next items; empty if the request is done. Called on an inference thread.
         arrived: Time of its arrival.
         deadline: Time by which its last item must have started.
-        held_tokens: Tokens that it holds of the queue, from its first items to its end: of all its items, and a reserve for later ones and
-            decoding.
+        held_tokens: Its share of the queue's token limit, from admission to its end: the tokens of all items, and a reserve for later
+            steps and decoding.
         priority: Virtual start time of its next item; the queue changes it.
         waiting: The items that have not started.
         unfinished: Number of items without a result; 0 after its end.
         results: One per item, in order; empty before its first items.
-        is_long: Whether its items up to now, before the last one, take long.
+        is_long: Whether the predicted seconds of its items before the last one exceed `LONG_S`.
         future: Resolved when it ends.
     """
 
@@ -61,14 +61,14 @@ class ScheduledRequest:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Item:
-    """A text, or a window of a text. A runner extends it by what it needs; the queue sets all attributes but the first.
+    """A text, or a window of a text. A runner adds its own attributes in a subclass; the queue sets all attributes here except `tokens`.
 
     Attributes:
-        tokens: Its tokens; a mask counts as one more.
+        tokens: Its number of tokens; each mask counts as one more.
         request: Its request.
         index: Position of its result.
         length: Tokens to which it is padded if it runs alone.
-        predicted_s: Predicted seconds of an inference thread: its part of a full batch.
+        predicted_s: Predicted seconds on an inference thread: those of a full batch of such items, divided by its rows.
         priority: Virtual start time in seconds; the lowest starts first.
         entry: Its entry in the heaps of `WaitingItems`.
     """
@@ -87,10 +87,10 @@ class Batch:
     """Items that run together.
 
     Attributes:
-        items: The items; the first one decides about the thread.
+        items: The items. A batch whose first item is of a long request counts as long.
         start: Time of its start.
         predicted_s: Predicted seconds of its run.
-        multi_threaded: Whether it may run on several threads.
+        multi_threaded: Whether it can run on several threads.
     """
 
     items: list[Item]

@@ -38,7 +38,7 @@ class RequestQueue:
 
     Attributes:
         max_queue_tokens: Maximum tokens that all open requests hold together.
-        max_request_tokens: Maximum `held_tokens` after a request larger than a batch is admitted; so also the maximum size of a request.
+        max_request_tokens: Maximum `held_tokens` of the queue after it admits a request larger than a batch. No request can be larger.
         threads: Maximum number of current batches.
         threads_per_run: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at
             most `threads` for the last `RECENT_S` seconds. A single run is not limited.
@@ -152,7 +152,7 @@ class RequestQueue:
         return True
 
     def _admit(self, request: ScheduledRequest, own_s: float, now: float) -> None:
-        """Lets a request hold its tokens, or refuses it; `own_s` are the predicted seconds of its items before the last one."""
+        """Admits or refuses a request, by its tokens and the wait; its items before the last one take `own_s` predicted seconds."""
         limit = self.max_request_tokens if request.held_tokens > request.runner.max_batch_tokens else self.max_queue_tokens
         if self.held_tokens + request.held_tokens > limit:
             raise self._full_error(request.held_tokens, limit, now)
@@ -176,8 +176,8 @@ class RequestQueue:
         return max(self.threads - (now - self._last_short < RECENT_S), 1)
 
     def _check_wait(self, wait: float, own_s: float, time_left_s: float) -> None:
-        """Checks a predicted wait; `own_s` are the predicted seconds of the request's earlier items, per thread."""
-        # not `PREDICTION_ERROR * (wait + own_s)`: while short requests keep the wait at its limit, no list would be admitted
+        """Refuses a request that would be late if its wait or its own seconds of work (`own_s`) took `PREDICTION_ERROR` times as long."""
+        # one of the two, not both: while short requests keep the wait at its limit, no list would be admitted
         max_wait = max(min(time_left_s / PREDICTION_ERROR, time_left_s - PREDICTION_ERROR * own_s), 0.0)
         if wait > max_wait:  # an empty queue admits all, because a retry would be no better
             raise RefusedError(
