@@ -1,7 +1,7 @@
-"""Application: the outermost ASGI application. It serves the routes that run models; FastAPI holds all routes and serves the others.
+"""Application: the outermost ASGI application. It finds the route of each request, and runs models itself.
 
-FastAPI's telemetry, body limit, exit stacks and dependencies take two fifths of the event loop's time for a short text
-(bench/results/2026-11-21-with-memory-arena.md).
+FastAPI describes all routes, and each of its routes serves its own requests, but those that run models: telemetry, body limit, exit stacks
+and dependencies take two fifths of the event loop's time for a short text (bench/results/2026-11-21-with-memory-arena.md).
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from itertools import chain
 
 from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -83,7 +83,7 @@ class Application:
                 finally:
                     self._open_requests.release(request.key)
             else:
-                await self._fastapi(scope, receive, send)
+                await AsyncExitStackMiddleware(route.handle)(scope, receive, send)  # as FastAPI calls its routes
         except Exception as error:  # noqa: BLE001 - the process boundary of a request
             if isinstance(error, HttpError) and error.key is not None:
                 request.key = error.key
@@ -171,10 +171,4 @@ def create_fastapi(state: AppState) -> FastAPI:
     routes = [*chain.from_iterable(wire_format.routes() for wire_format in FORMATS), *service_routes()]
     pages = [*playground.playground_routes(root_path), *docs_routes(routes, root_path, requires_key=state.auth.requires_key)]
     app.router.routes.extend([*routes, *pages])
-    app.add_exception_handler(Exception, _respond_to_error)
     return app
-
-
-async def _respond_to_error(request: Request, error: Exception) -> Response:
-    """Responds to an error that left FastAPI. FastAPI raises it again afterwards, and then `Application` logs it."""
-    return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["route"].error_format)
