@@ -143,7 +143,7 @@ class Application:
         del raw  # the body is not needed during inference
         request.task_label, request.model_label = call.task, call.model.name
         trace = request.trace if request.trace is not None and request.trace.is_recording else None
-        prediction, body, body_headers = await until_disconnect(call.answer(request, timeout_s, trace), receive)
+        prediction, body, body_headers = await until_disconnect(call.run(request, timeout_s, trace), receive)
         request.prediction = prediction
         headers = [(b"content-length", b"%d" % len(body)), *body_headers, *call.headers(prediction)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bertserve.service.api.request import LARGE_BYTES, RequestContext
 from bertserve.service.body.json_text import to_json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bertserve.service.tracing import RequestSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
-_JSON_HEADERS: Headers = ((b"content-type", b"application/json"),)
+JSON_HEADERS: Headers = ((b"content-type", b"application/json"),)
 MAX_WINDOWS_SHOWN = 64  # windows in the header `x-windows`
 MIN_RETRY_S = 0.1  # seconds until a refused call asks again, at least
 
@@ -28,17 +28,17 @@ class Call:
     """A request to a model.
 
     Attributes:
-        respond: Returns the response's JSON value, or its bytes and the headers that describe them; None for the service's own format.
+        respond: Returns the body of the response, and the headers that describe it; None for the service's own format.
         timeout_s: Seconds until it must have started, if the body sets a deadline; otherwise 0.
     """
 
     task: str
     model: Model
     body: TaskBody
-    respond: Callable[[Prediction], Any] | None = None
+    respond: Callable[[Prediction], tuple[bytes, Headers]] | None = None
     timeout_s: float = 0.0
 
-    async def answer(
+    async def run(
         self, request: RequestContext, timeout_s: float, trace: "RequestSpan | None", *, counts_refusals: bool = True
     ) -> tuple[Prediction, bytes, Headers]:
         """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input.
@@ -56,20 +56,19 @@ class Call:
             raise
         if prediction.response_bytes > LARGE_BYTES:
             await request.take_turn()
-        response = self.body.to_response(prediction.results) if self.respond is None else self.respond(prediction)
-        if isinstance(response, tuple):
-            return prediction, *response
-        return prediction, to_json(response), _JSON_HEADERS
+        if self.respond is not None:
+            return prediction, *self.respond(prediction)
+        return prediction, to_json(self.body.to_response(prediction.results)), JSON_HEADERS
 
-    async def answer_when_admitted(self, request: RequestContext, timeout_s: float, trace: "RequestSpan | None") -> bytes:
+    async def run_when_admitted(self, request: RequestContext, timeout_s: float, trace: "RequestSpan | None") -> bytes:
         """Returns the body of the response. If the model refuses, it asks again for `timeout_s` seconds; only the last refusal counts."""
         end = time.monotonic() + timeout_s
         while (left_s := end - time.monotonic()) > 0:
             try:
-                return (await self.answer(request, timeout_s, trace, counts_refusals=False))[1]
+                return (await self.run(request, timeout_s, trace, counts_refusals=False))[1]
             except RefusedError as error:  # each attempt can tokenize the inputs again
                 await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, left_s)))
-        return (await self.answer(request, timeout_s, trace))[1]
+        return (await self.run(request, timeout_s, trace))[1]
 
     def headers(self, prediction: Prediction) -> list[tuple[bytes, bytes]]:
         """Returns the headers of a response that do not describe its body."""

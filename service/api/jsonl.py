@@ -133,7 +133,7 @@ class LineStream:
                 await request.take_turn()
             call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             task, model = call.task, call.model.name
-            body, status = await call.answer_when_admitted(request, self._timeout_s, trace), HTTPStatus.OK
+            body, status = await call.run_when_admitted(request, self._timeout_s, trace), HTTPStatus.OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.add_prefix(f"line {number}: ")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertserve.service.api.call import Call
+from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.error_responses import error_text
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.formats.openai import error_object, usage
@@ -99,14 +99,15 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
             "`documents` has a number of more than 64 bits, which cannot be returned; send it as a text, or remove `return_documents`."
         ) from error
 
-    def respond(prediction: Prediction) -> dict[str, Any]:
+    def respond(prediction: Prediction) -> tuple[bytes, Headers]:
         (ranked,) = prediction.results
         results = [
             {"index": item["index"], "relevance_score": item["score"]} | ({"document": documents[item["index"]]} if documents else {})
             for item in ranked[: body.top_n]
         ]
         meta = {"tokens": {"input_tokens": prediction.tokens}}
-        return {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}
+        response = {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}
+        return to_json(response), JSON_HEADERS
 
     return Call(rerank.TASK, model, body, respond)
 

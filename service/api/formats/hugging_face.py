@@ -8,11 +8,12 @@ import operator
 from functools import partial, reduce
 from typing import Any
 
-from bertserve.service.api.call import Call
+from bertserve.service.api.call import JSON_HEADERS, Call
 from bertserve.service.api.formats.ignored_fields import is_ignored
 from bertserve.service.api.jsonl import LINES_TYPE
 from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import InferenceRoute
+from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import IgnoresField, parse_json, validate_as
 from bertserve.service.body.task_body import TaskBody
 from bertserve.service.errors import CallerValue, InvalidValueError
@@ -62,10 +63,10 @@ def _call(task: str, model: Model, body: TaskBody, request: RequestContext) -> C
         return Call(task, model, body)
     if body.is_list and len(body.items) != 1:
         raise InvalidValueError("@huggingface/inference reads only the answer to one input; send one at a time, or use fetch.")
-    return Call(task, model, body, lambda prediction: _js_response(task, body, prediction.results))
+    return Call(task, model, body, lambda prediction: (to_json(_js_result(task, body, prediction.results)), JSON_HEADERS))
 
 
-def _js_response(task: str, body: TaskBody, results: list[Any]) -> Any:
+def _js_result(task: str, body: TaskBody, results: list[Any]) -> Any:
     """Returns the answer to one input as the client for JavaScript reads it."""
     result = results if body.always_list else results[0]
     if task == token_classification.TASK and isinstance(result, list):  # without an entity group it treats each token as an entity

@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from bertserve.service.api.call import Call
+from bertserve.service.api.call import JSON_HEADERS, Call
 from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import InferenceRoute
+from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import read_protocol, validate_as
 from bertserve.service.body.task_body import ClosedModel
 from bertserve.service.tasks.catalog import TASKS
@@ -31,7 +32,7 @@ def read_predict(raw: bytes, request: RequestContext) -> Call:
     value = {"inputs": predict.instances, "parameters": predict.parameters or {}}
     task = request.state.registry.task_of_body(model, value)
     body = validate_as(TASKS[task].body, value, request.state.limits)
-    return Call(task, model, body, lambda prediction: {"predictions": prediction.results})
+    return Call(task, model, body, lambda prediction: (to_json({"predictions": prediction.results}), JSON_HEADERS))
 
 
 def routes() -> list[InferenceRoute]:

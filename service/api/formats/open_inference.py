@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from bertserve.service import __version__
-from bertserve.service.api.call import Call, Headers
+from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.request import JSON_LENGTH_HEADER, RequestContext
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute
 from bertserve.service.api.service_routes import info, probe, readiness
@@ -121,7 +121,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         raise InvalidValueError("`outputs` has a duplicate name; send each once.")
     check_names(requested, outputs, f"the answer of {task} with these parameters")
 
-    def respond(prediction: Prediction) -> dict[str, Any] | tuple[bytes, Headers]:
+    def respond(prediction: Prediction) -> tuple[bytes, Headers]:
         values = _output_values(task, outputs, prediction.results, body, model.bundle.manifest)
         if JSON_OUTPUT in requested:
             values[JSON_OUTPUT] = [to_json(result).decode() for result in prediction.results]
@@ -130,10 +130,9 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         for name, form in requested.items():
             is_binary = options.binary_data_output if form is None or form.binary_data is None else form.binary_data
             tensors.append(_tensor(name, values[name], is_binary))
-        response = {**head, "outputs": [tensor for tensor, _ in tensors]}
+        json = to_json({**head, "outputs": [tensor for tensor, _ in tensors]})
         if not (binary := b"".join(data for _, data in tensors)):
-            return response
-        json = to_json(response)
+            return json, JSON_HEADERS
         return json + binary, ((b"content-type", BINARY_TYPE.encode()), (JSON_LENGTH_HEADER, b"%d" % len(json)))
 
     return Call(task, model, body, respond, options.timeout / 1_000_000)

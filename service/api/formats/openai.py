@@ -7,12 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.api.call import Call
+from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute
 from bertserve.service.api.service_routes import info
 from bertserve.service.app_state import AppState
+from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import parse_json, validate_as
 from bertserve.service.body.task_body import TaskBody, TextOrTexts, body_config
 from bertserve.service.bundle.manifest import ModelConfig
@@ -110,9 +111,9 @@ def read_embeddings(raw: bytes, request: RequestContext) -> Call:
     body = validate_as(EmbeddingsBody, parse_json(raw, EmbeddingsBody), request.state.limits, is_null_or_ignored)
     model = request.state.registry.for_task(embed.TASK, body.model)
 
-    def respond(prediction: Prediction) -> dict[str, Any]:
+    def respond(prediction: Prediction) -> tuple[bytes, Headers]:
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(prediction.results)]
-        return {"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}
+        return to_json({"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}), JSON_HEADERS
 
     return Call(embed.TASK, model, body, respond)
 
