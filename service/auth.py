@@ -75,19 +75,19 @@ class Authenticator:
             else:
                 logger.info("read %s of %s: %s", plural(len(digests), "key"), flag, ", ".join(digests))
 
-    def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Admits a request; header names are in lower case.
+    def identify(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | None, bool]:
+        """Identifies the caller of a route by the headers of the request, whose names are in lower case.
 
         Returns:
-            The name of the request's key in its file; None if the route needs no key.
+            The name of the request's key in its file, None if the route needs no key; and whether the key is sufficient for the route.
 
         Raises:
             HttpError: The header `Authorization` is missing, occurs twice, has another scheme or an unknown key (401); or the route needs
-                an admin key, and the request has another key, the error's `key`, or there are no admin keys (403).
+                an admin key, and there are none (403).
         """
         admin = access is Access.ADMIN
         if not admin and (not self.requires_key or self._public.get(access, False)):
-            return None
+            return None, True
         if admin and _ADMIN_FLAG not in self._files:
             raise HttpError(HTTPStatus.FORBIDDEN, "model management is disabled; the operator can enable it with --admin-key-file.")
         values = [value for name, value in headers if name == b"authorization"]
@@ -98,11 +98,7 @@ class Authenticator:
         for flag, digests in self._digests.items():
             # compares all digests, for constant time
             if names := [name for name, known_digest in digests.items() if hmac.compare_digest(known_digest, digest)]:
-                if admin and flag != _ADMIN_FLAG:
-                    error = HttpError(HTTPStatus.FORBIDDEN, "the key `{key}` cannot change models; send an admin key.", key=names[-1])
-                    error.key = names[-1]
-                    raise error
-                return names[-1]
+                return names[-1], not admin or flag == _ADMIN_FLAG
         raise HttpError(HTTPStatus.UNAUTHORIZED, "unknown API key; check it, or ask the operator for one.")
 
 

@@ -140,8 +140,6 @@ HTTP_ERRORS: Mapping[int, tuple[str, Mapping[str, str]]] = {
 class HttpError(CallerError):
     """The request fails because of its API key, path, model, method, headers or speed, independent of its inputs."""
 
-    key: str | None = None  # the name of the request's key, if it is known and not sufficient
-
     def __init__(self, status: int, template: str, /, *, headers: Mapping[str, str] = {}, **values: Any) -> None:
         """Creates the error with a status of `HTTP_ERRORS`, and with further headers of its answer."""
         super().__init__(template, **values)

@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from itertools import chain
 
 from fastapi import FastAPI
@@ -75,7 +76,9 @@ class Application:
         request: RequestContext = scope[REQUEST_KEY]
         try:
             route = self._routes.match(scope)
-            request.key = self._state.auth.check(route.access, scope["headers"])
+            request.key, is_sufficient = self._state.auth.identify(route.access, scope["headers"])
+            if not is_sufficient:
+                raise HttpError(HTTPStatus.FORBIDDEN, "the key `{key}` cannot change models; send an admin key.", key=request.key)
             if isinstance(route, InferenceRoute):
                 self._open_requests.admit(request.key)
                 try:
@@ -85,8 +88,6 @@ class Application:
             else:
                 await AsyncExitStackMiddleware(route.handle)(scope, receive, send)  # as FastAPI calls its routes
         except Exception as error:  # noqa: BLE001 - the process boundary of a request
-            if isinstance(error, HttpError) and error.key is not None:
-                request.key = error.key
             self._errors.write(error, request.log_fields())
             if request.status == 0:
                 await error_responses.response(error, request.id, _error_format(scope))(scope, receive, send)

@@ -126,7 +126,7 @@ class LineStream:
         if request.trace is not None and request.trace.is_recording and number <= MAX_TRACED_LINES:
             trace = request.trace.start_line(start)
         try:
-            request.state.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can be endless
+            request.state.auth.identify(self._route.access, request.scope["headers"])  # for each line: a stream can be endless
             if len(line) > self._settings.max_body_bytes:
                 raise too_large_error("line", len(line), self._settings.max_body_bytes)
             if len(line) > LARGE_BYTES:

@@ -30,7 +30,7 @@ KEY = {"authorization": "Bearer swordfish"}
 def key_name(auth: Authenticator, key: bytes) -> str | None:
     """Returns the name of a key, or None if the authenticator refuses it."""
     with suppress(HttpError):
-        return auth.check(Access.KEY, [(b"authorization", b"Bearer " + key)])
+        return auth.identify(Access.KEY, [(b"authorization", b"Bearer " + key)])[0]
     return None
 
 
