@@ -22,7 +22,7 @@ from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
 from support import tiny
 from support.bundles import FAST, Run, assert_exit, contents, largest_file, left_in
-from support.checkpoints import bert, edit_json, edit_weights, pickle_weights, rename_weights
+from support.checkpoints import VOCABULARY, bert, edit_json, edit_weights, pickle_weights, rename_weights
 
 pytestmark = pytest.mark.torch
 
@@ -171,7 +171,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "too few positions": (replace(positions=8), ["8 tokens", "needs 16", "max_position_embeddings"]),
     "NaN weights": (weigh(lambda tensors: tensors[DENSE][:1, :1].fill_(float("nan"))), [f"`{DENSE}`", "NaN"]),
     "weights that overflow": (weigh(lambda tensors: tensors[DENSE].fill_(3e38)), ["finite"]),
-    "tokenizer larger than the embedding": (replace(rows=40), [f"{len(tiny.VOCABULARY)} tokens", "40 rows"]),
+    "tokenizer larger than the embedding": (replace(rows=40), [f"{len(VOCABULARY)} tokens", "40 rows"]),
     "token id beyond the embedding": (
         change_model(lambda model: model | {"vocab": model["vocab"] | {"film": 5000}}),
         ["5001 tokens", "1100 rows"],

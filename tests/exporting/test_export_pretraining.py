@@ -17,10 +17,10 @@ from bertserve.export.checkpoint.checkpoint import count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import ExportError
 from bertserve.service.bundle.files import Bundle
-from support import json_lines, raises_exactly, tiny
+from support import json_lines, raises_exactly
 from support.app_client import call, error_of
 from support.bundles import Verify, exported
-from support.checkpoints import POSITIONS, SIZES, bert, edit_json, save
+from support.checkpoints import POSITIONS, SIZES, VOCABULARY, bert, edit_json, save
 
 pytestmark = pytest.mark.torch
 
@@ -98,12 +98,12 @@ def test_bundles_of_pair_models_pass_check_and_verify(following: tuple[Path, Bun
 
 @pytest.fixture(name="pretrained", scope="module")
 def pretraining_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return bert(tmp_path_factory.mktemp("bert"), architecture="BertForPreTraining", rows=len(tiny.VOCABULARY))
+    return bert(tmp_path_factory.mktemp("bert"), architecture="BertForPreTraining", rows=len(VOCABULARY))
 
 
 @pytest.fixture(name="albert", scope="module")
 def pretraining_albert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), max_position_embeddings=POSITIONS, embedding_size=16, **SIZES)
+    config = AlbertConfig(vocab_size=len(VOCABULARY), max_position_embeddings=POSITIONS, embedding_size=16, **SIZES)
     return save(tmp_path_factory.mktemp("albert") / "albert", "AlbertForPreTraining", config)
 
 
@@ -159,7 +159,7 @@ def test_unsupported_pretraining_models_are_refused(pretrained: Path, tmp_path: 
     edit_json(other / "config.json", architectures=["RoCBertForPreTraining"])
     with raises_exactly(ExportError, match=r"'RoCBertForPreTraining'.*--task"):
         load_checkpoint(str(other))
-    config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), embedding_size=16, num_labels=3, **SIZES)
+    config = AlbertConfig(vocab_size=len(VOCABULARY), embedding_size=16, num_labels=3, **SIZES)
     with raises_exactly(ExportError, match="3 labels"):
         load_checkpoint(str(save(tmp_path / "albert", "AlbertForPreTraining", config)), LoadOptions(task="text-classification"))
 
@@ -169,7 +169,7 @@ SENTENCE = "the film was not very good , but a book"
 
 def test_scores_of_replaced_tokens_are_the_sigmoid_of_the_logit(tmp_path: Path) -> None:
     """Each token gets the more likely label, with the score p for `replaced` or 1 - p for `original`, and its place in the text."""
-    config = ElectraConfig(vocab_size=len(tiny.VOCABULARY), max_position_embeddings=POSITIONS, embedding_size=16, **SIZES)
+    config = ElectraConfig(vocab_size=len(VOCABULARY), max_position_embeddings=POSITIONS, embedding_size=16, **SIZES)
     source = save(tmp_path / "electra", "ElectraForPreTraining", config)
     bundle = save_bundle(source, tmp_path / "models")
     manifest = bundle.manifest

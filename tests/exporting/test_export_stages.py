@@ -151,11 +151,11 @@ def logits_of(reference: Reference) -> list[Array]:
 
 
 def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
-    reference = change_reference(stages.reference, lambda i, logits: 1000 * logits)
+    reference = change_reference(stages.reference, lambda i, logits: 800 * logits)
     assert min(float(np.abs(logits).max()) for logits in logits_of(reference)) > 300
 
     def off(error: float) -> Faulty:
-        return stages.faulty(lambda logits: 1000 * logits + np.float32(error))
+        return stages.faulty(lambda logits: 800 * logits + np.float32(error))
 
     assert stages.compare(off(2e-3), reference=reference) == pytest.approx(2e-3, abs=3e-3)
     with raises_exactly(ExportError, match=r" 5\.0\de-01, .* [\d.e+]+: .*\d characters"):

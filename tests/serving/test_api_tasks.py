@@ -107,7 +107,9 @@ def test_targets_without_a_token_of_their_own_get_a_warning(api: Send) -> None:
     response = post(api, {"inputs": INPUTS[FILL], "parameters": {"targets": ["", "good", "\u200b", "zebra"]}}, path=FILL)
     assert {item["token_str"] for item in response.json()} == {"z", "good"}
     unknown, without_tokens = response.headers.get_list("x-hf-warning")
-    assert unknown.startswith("targets; 1 of 4 ") and unknown.endswith(": z") and without_tokens.startswith("targets; 2 of 4 ")
+    assert unknown.startswith("targets; 1 of 4 ")
+    assert unknown.endswith(": z")
+    assert without_tokens.startswith("targets; 2 of 4 ")
 
 
 def test_the_mask_as_a_candidate_is_not_in_the_sequence(api: Send) -> None:
@@ -119,7 +121,8 @@ def test_the_mask_as_a_candidate_is_not_in_the_sequence(api: Send) -> None:
 @pytest.mark.parametrize("text", ["", "a film", "a [mask] film", "a <mask> film", "a [ MASK ] film"])
 def test_a_misspelled_mask_is_refused_with_the_correct_mask(api: Send, text: str) -> None:
     message = error_of_inputs(api, FILL, ["a [MASK] film", text])
-    assert message.startswith("inputs[1]: ") and "`[MASK]`" in message
+    assert message.startswith("inputs[1]: ")
+    assert "`[MASK]`" in message
 
 
 def test_masks_have_a_limit(api: Send) -> None:

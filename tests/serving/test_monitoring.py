@@ -81,7 +81,8 @@ def test_every_alert_has_a_runbook_and_tests(rule: dict[str, Any]) -> None:
     [page] = [word for word in runbook.split() if word.endswith(".md")]
     assert runbook.startswith(f"{rule['alert']} ")
     assert f"| {rule['alert']} |" in (ROOT / page).read_text(encoding="utf-8")
-    assert (outcomes[0], {*outcomes}) == (True, {True, False})
+    assert outcomes[0] is True
+    assert False in outcomes
 
 
 @pytest.mark.full_grid

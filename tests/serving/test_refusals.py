@@ -33,7 +33,8 @@ def test_a_large_body_is_refused(models: Path, body: Any) -> None:
 )
 def test_an_invalid_deadline_is_refused(models: Path, timeout: str) -> None:
     message = error_of(post(models, {"inputs": "good"}, headers={"x-request-timeout-ms": timeout}), 422, "invalid_value")
-    assert "`x-request-timeout-ms`" in message and "1 to 120000." in message
+    assert "`x-request-timeout-ms`" in message
+    assert "1 to 120000." in message
 
 
 async def test_a_request_that_waits_too_long_expires(models: Path) -> None:
@@ -77,7 +78,8 @@ async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path
 def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str) -> None:
     service = fake_service(models, FakeEngine(guilty_token=tiny.VOCABULARY.index("poor")))
     message = error_of(call_once(service, "POST", "/classify", json={"inputs": inputs}), 500, "engine")
-    assert message.startswith(f"{name}: ") and message.endswith(" GuiltyToken.")
+    assert message.startswith(f"{name}: ")
+    assert message.endswith(" GuiltyToken.")
 
 
 def test_an_unexpected_error_reveals_nothing(models: Path, caplog: pytest.LogCaptureFixture) -> None:

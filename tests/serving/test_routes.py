@@ -198,4 +198,5 @@ async def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> N
     for path in ("/models/tinny/health", "/v2/models/tinny/ready", "/ner/health"):
         probe = await Exchange("GET", path, NO_KEY).run(Application(state))
         assert probe.status == 404
-        assert b"tiny" not in probe.body and b"sha256" not in probe.body
+        assert b"tiny" not in probe.body
+        assert b"sha256" not in probe.body

@@ -29,7 +29,9 @@ def test_an_unknown_bundle_is_not_searched_on_the_hub(models: Path, tmp_path: Pa
     source = json_lines(tmp_path / "in.csv", "text\ngood\n")
     for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):
         assert main(["score", "--models", str(folder), "--model", name, str(source), str(tmp_path / "out.csv")]) == 2
-        assert f"`{name}` in `{folder}`; " in (message := capsys.readouterr().err) and hint in message
+        message = capsys.readouterr().err
+        assert f"`{name}` in `{folder}`; " in message
+        assert hint in message
 
 
 def test_the_best_label_has_its_own_columns(models: Path, tmp_path: Path) -> None:
@@ -80,7 +82,8 @@ def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) ->
     source = json_lines(tmp_path / "in.jsonl", {"source_sentence": "good", "sentences": '"My secret"'})
     assert run(tmp_path, source, tmp_path / "out.jsonl", "--task", "similarity") == 3
     [rejection] = read_rows(tmp_path / "out.jsonl.rejected.jsonl")
-    assert "`sentences`" in rejection["error"] and "secret" not in rejection["error"]
+    assert "`sentences`" in rejection["error"]
+    assert "secret" not in rejection["error"]
 
 
 def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Path) -> None:
@@ -303,7 +306,9 @@ def test_a_field_of_csv_that_is_too_long_ends_the_run(
     monkeypatch.setattr(rows, "BLOCK_BYTES", 1024)
     (tmp_path / "in.csv").write_text('text,id\n"' + "a\n" * 1000)
     assert run(models, tmp_path / "in.csv", tmp_path / "out.csv") == 1
-    assert "line 2: " in (message := capsys.readouterr().err) and "(1024)" in message
+    message = capsys.readouterr().err
+    assert "line 2: " in message
+    assert "(1024)" in message
 
 
 @pytest.mark.parametrize(("column", "code", "count"), [("text", 3, 1), ("name", 0, 2)])

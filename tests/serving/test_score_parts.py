@@ -167,7 +167,9 @@ def test_a_run_with_too_many_rejected_rows_stops_and_a_larger_limit_continues_it
     """The first part of 16 rows has 9 rejected rows. No file prevents another run."""
     source = json_lines(tmp_path / "in.jsonl", *({"text": text} if index % 5 < 2 else {"txt": text} for index, text in enumerate(TEXTS)))
     assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "5") == 1
-    assert "row 3 because" in (message := capsys.readouterr().err) and "`txt`" in message
+    message = capsys.readouterr().err
+    assert "row 3 because" in message
+    assert "`txt`" in message
     assert set(os.listdir(tmp_path)) == {"in.jsonl", "models"}
     assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "15") == 1
     assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "53") == 1
@@ -189,7 +191,8 @@ def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -
     for output, flags in ((other, ()), (tmp_path / "out.jsonl", ("--rejected", str(other)))):
         assert run(models, source, output, *flags) == 2
     assert run(models, source, tmp_path / "new.jsonl", "--rejected", str(tmp_path / "new.jsonl")) == 2
-    assert (set(os.listdir(tmp_path)), len(read_rows(source))) == (before, 2)
+    assert set(os.listdir(tmp_path)) == before
+    assert len(read_rows(source)) == 2
     assert kind != "file" or other.read_text() == "mine"
 
 

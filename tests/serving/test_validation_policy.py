@@ -71,7 +71,8 @@ def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytes
     tiny.edit(path, lambda fields: fields.update(omitted=omissions))
     state_of((tmp_path,))
 
-    assert "int8" in caplog.text and "it moves the outputs by 0.5." in caplog.text
+    assert "int8" in caplog.text
+    assert "it moves the outputs by 0.5." in caplog.text
     with raises_exactly(StartError, match=r"`cpu` .*`int8`; .*: it moves the outputs by 0\.5\."):
         state_of((tmp_path,), precision="int8")
 

@@ -30,7 +30,9 @@ from support import ROOT
 from support.task_runs import decode, encode
 
 FAST = ("--precision", "fp32")
-FEW_TEXTS = Path(__file__).with_name("few_texts.txt")  # the first built-in calibration texts, which are enough for a tiny model
+FEW_TEXTS = Path(__file__).with_name(
+    "few_texts.txt"
+)  # the first built-in calibration texts and a sample, which are enough for a tiny model
 Array = NDArray[Any]
 Run = Callable[..., tuple[int, str]]
 Verify = Callable[..., tuple[int, dict[str, Any]]]

@@ -1,6 +1,7 @@
 """Writes tiny, deterministic random checkpoints with transformers, and computes their logits in PyTorch."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from transformers import BertConfig, PreTrainedTokenizerFast
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
+from bertserve.export.tasks.sample_texts import LONG_TEXT
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.text.tokenizer import Tokenizer
 from support import tiny
@@ -23,6 +25,8 @@ transformers.utils.logging.disable_progress_bar()
 CLASSIFICATION = "BertForSequenceClassification"
 ROWS = 1100  # the int8 stage quantizes only embeddings with at least 1024 rows
 POSITIONS = 160
+# With only the letters of most words, the samples of an export would have a hundred windows.
+VOCABULARY = list(dict.fromkeys([*tiny.VOCABULARY, *re.findall(r"\w+", LONG_TEXT.lower())]))
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 PROMPTS = {"query": "the book was ", "passage": ""}
 
@@ -78,7 +82,7 @@ def save_random(path: Path, architecture: str, config: Any, *, initializer_range
 def _save_tokenizer(path: Path, model_max_length: int, tokenizer_class: str) -> None:
     """Writes the files of a fast tokenizer, which still contain the truncation and padding of training."""
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tiny.tokenizer(),
+        tokenizer_object=tiny.tokenizer(VOCABULARY),
         unk_token="[UNK]",
         sep_token="[SEP]",
         pad_token="[PAD]",

@@ -1,7 +1,7 @@
 """Builds tiny, deterministic bundles without torch: each has a real tokenizer, a real ONNX graph and a valid manifest."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ LABELS = ("negative", "positive", "neutral")
 HIDDEN = 8
 
 
-def tokenizer() -> tokenizers.Tokenizer:
-    """Returns a lower-casing WordPiece tokenizer with VOCABULARY and BERT's special tokens."""
-    result = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+def tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> tokenizers.Tokenizer:
+    """Returns a lower-casing WordPiece tokenizer with a vocabulary and BERT's special tokens."""
+    result = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(vocabulary)}, unk_token="[UNK]"))
     result.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     result.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     result.post_processor = tokenizers.processors.TemplateProcessing(
