@@ -39,22 +39,17 @@ MAX_FULL_LENGTH = 4096  # tokens; PyTorch needs length x length numbers per head
 
 
 @dataclass(frozen=True)
-class ReferenceAnswer:
-    """An answer to compare with.
+class Answer:
+    """An answer of a graph, or of a checkpoint, which gives only outputs.
 
     Attributes:
         rows: The outputs of its first batch.
         result: The result that a client gets; None for a checkpoint, whose outputs are decoded by the graph.
+        encodings: The encodings of the first batch.
     """
 
     rows: Sequence[Outputs]
     result: Any = None
-
-
-@dataclass(frozen=True)
-class GraphAnswer(ReferenceAnswer):
-    """The answer of a graph, with the encodings of its first batch."""
-
     encodings: Sequence[Encoding] = ()
 
 
@@ -76,7 +71,7 @@ class ServedGraph:
         """The exporter's record of its task."""
         return EXPORT_TASKS[self.config.task]
 
-    def predict(self, input_: Any) -> GraphAnswer:
+    def predict(self, input_: Any) -> Answer:
         """Returns the answer.
 
         Raises:
@@ -93,7 +88,7 @@ class ServedGraph:
 
         result = self._run(input_, execute)
         encodings, rows = batches[0] if batches else ((), ())
-        return GraphAnswer(rows, result, encodings)
+        return Answer(rows, result, encodings)
 
     def decode(self, input_: Any, rows: Sequence[Outputs]) -> Any:
         """Returns the result for a checkpoint's outputs of the first batch.

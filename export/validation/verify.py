@@ -15,7 +15,7 @@ from bertserve.export.input_fields import INPUT_KEYS
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.comparison import Comparison, Reference, predict_sample
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
-from bertserve.export.validation.served_graph import GraphAnswer, ReferenceAnswer, ServedGraph, model_sample_inputs, open_graph
+from bertserve.export.validation.served_graph import Answer, ServedGraph, model_sample_inputs, open_graph
 from bertserve.service.bundle.example import difference, example_precision, example_tolerance
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
@@ -222,13 +222,13 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
 def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: LabeledRow) -> dict[Comparison, str]:
     """Adds a line of the data to all comparisons, with one answer of the reference; returns those without an answer, with the reason."""
     where, failures = f"line {row.line} of the data", dict[Comparison, str]()
-    expected: ReferenceAnswer | None = None
+    expected: Answer | None = None
     for comparison in comparisons:
         failing = reference.name
         try:
             expected = expected or reference.predict(row.input)
             failing = comparison.served.graph.name
-            actual = expected if comparison.is_reference and isinstance(expected, GraphAnswer) else comparison.served.predict(row.input)
+            actual = expected if comparison.is_reference and expected is not None else comparison.served.predict(row.input)
             comparison.add(row.input, actual, expected)
         except CallerError as error:
             raise UsageError(f"{where} cannot be answered: {error}") from error
