@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bertserve.service.api import error_responses, playground
 from bertserve.service.api.error_responses import ErrorFormat, ErrorLog
 from bertserve.service.api.formats import cohere, hugging_face, kserve, open_inference, openai, tei
-from bertserve.service.api.jsonl import LINES_TYPE, LINES_TYPES, LineStream
+from bertserve.service.api.jsonl import LINES_TYPES, LineStream
 from bertserve.service.api.open_requests import OpenRequests
 from bertserve.service.api.openapi import docs_routes
 from bertserve.service.api.receiving import read_body, until_disconnect
@@ -126,7 +126,7 @@ class Application:
         """Answers an admitted request that runs models."""
         scope, settings = request.scope, self._state.settings
         content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        is_stream = route.other_type == LINES_TYPE and content_type in LINES_TYPES
+        is_stream = route.streams and content_type in LINES_TYPES
         if not is_stream:  # each line of a stream counts as a request
             request.task_label, request.model_label = route.task or UNKNOWN, UNKNOWN
         request.check_head()

@@ -14,7 +14,6 @@ from pydantic import BaseModel, TypeAdapter
 from starlette.responses import Response
 
 from bertserve.service import __version__
-from bertserve.service.api.formats.open_inference import BINARY_TYPE
 from bertserve.service.api.jsonl import LINES_TYPE
 from bertserve.service.api.request import TIMEOUT_HEADER
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute, file_route
@@ -27,11 +26,10 @@ DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format o
 For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`; below `/v1`, `error` is
 an object in OpenAI's format. Every answer has the header `x-request-id`. The answer of a model also has `x-model` and
 `server-timing`; `x-truncated` and `X-HF-Warning` say when text was cut."""
-_INFERENCE, _OTHER_CLIENTS = "inference", "other clients"
 # the order of the page, with the most used ones first
 TAGS = [
-    {"name": _INFERENCE, "description": "Send texts and get predictions, in the wire format of the Hugging Face Inference API."},
-    {"name": _OTHER_CLIENTS, "description": "The same models in the formats of other APIs, for existing clients."},
+    {"name": "inference", "description": "Send texts and get predictions, in the wire format of the Hugging Face Inference API."},
+    {"name": "other clients", "description": "The same models in the formats of other APIs, for existing clients."},
     {"name": "open inference", "description": "Metadata and probes of the Open Inference Protocol."},
     {"name": "models", "description": "The loaded models, and which model answers on which path."},
     {"name": "health", "description": "Probes and metrics."},
@@ -51,10 +49,7 @@ _STATUSES: dict[Access, tuple[int, ...]] = {
     Access.KEY: (401,),
     Access.ADMIN: (401, 403, 409, 422),
 }
-_OTHER_TYPES = {
-    LINES_TYPE: {"type": "string", "description": "JSON Lines: each line is a body, and is answered by one line."},
-    BINARY_TYPE: {"type": "string", "format": "binary", "description": "JSON, followed by binary tensors."},
-}
+_LINES = {"schema": {"type": "string", "description": "JSON Lines: each line is a body, and is answered by one line."}}
 _PARAMETER = re.compile(r"\{(\w+)\}")  # in a path
 _SCRIPT, _STYLE, _ICON = "swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"  # files of the page, below _STATIC
 _STATIC = "docs/static"
@@ -141,10 +136,9 @@ def _describe_inference(route: InferenceRoute, schemas: Any) -> dict[str, Any]:
         examples = {spec.path: {"summary": spec.title, "value": spec.body.example()} for spec in TASKS.values()}
         json_body = {"schema": {"anyOf": references}, "examples": examples}
     json_response = {"schema": schemas[route.path, "serialization"]}
-    other = {} if route.other_type is None else {route.other_type: {"schema": _OTHER_TYPES[route.other_type]}}
+    other = {**route.other_content, **({LINES_TYPE: _LINES} if route.streams else {})}
     result = {"description": "A result, or a list of them: one for each input.", "content": {"application/json": json_response} | other}
     return {
-        "tags": [_INFERENCE if route.other_type == LINES_TYPE else _OTHER_CLIENTS],
         "requestBody": {"required": True, "content": {"application/json": json_body} | other},
         "responses": {"200": result},
     }

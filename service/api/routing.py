@@ -56,7 +56,8 @@ class InferenceRoute(GuardedRoute):
         bodies: Types of the body, for OpenAPI; each body is of one of them.
         response: Type of the response's body, for OpenAPI.
         task: The task of the path; None if it depends on the model or the body.
-        other_type: A content type, other than JSON, that a body and its response can use; None if only JSON is allowed.
+        streams: Whether a body can be JSON Lines.
+        other_content: Other content types of the body and the response, with their descriptions for OpenAPI.
     """
 
     def __init__(
@@ -68,17 +69,20 @@ class InferenceRoute(GuardedRoute):
         response: Any,
         *,
         task: str | None = None,
-        other_type: str | None = None,
-        error_format: ErrorFormat = error_text,
+        streams: bool = False,
+        other_content: Mapping[str, Any] = {},
+        **options: Any,
     ) -> None:
-        """Creates the route; the attributes describe the arguments."""
+        """Creates the route; the attributes describe the arguments. The options are those of `GuardedRoute`."""
         self.read_call = read_call
         self.bodies = bodies
         self.response = response
         self.task = task
-        self.other_type = other_type
+        self.streams = streams
+        self.other_content = other_content
+        options = {"tags": ["other clients"]} | options
         # FastAPI never calls the function
-        super().__init__(path, lambda: None, access=Access.KEY, error_format=error_format, methods=["POST"], summary=summary)
+        super().__init__(path, lambda: None, access=Access.KEY, methods=["POST"], summary=summary, **options)
 
 
 class RouteTable:

@@ -10,7 +10,6 @@ from typing import Any
 
 from bertserve.service.api.call import JSON_HEADERS, Call
 from bertserve.service.api.formats.ignored_fields import is_ignored
-from bertserve.service.api.jsonl import LINES_TYPE
 from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import InferenceRoute
 from bertserve.service.body.json_text import to_json
@@ -20,7 +19,6 @@ from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.task_spec import TaskSpec
 
 _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
@@ -79,16 +77,13 @@ def _js_result(task: str, body: TaskBody, results: list[Any]) -> Any:
 def routes() -> list[InferenceRoute]:
     """Returns the routes of tasks, and those of any task."""
     specs = TASKS.values()
+    route = partial(InferenceRoute, streams=True, tags=["inference"])
     bodies, response_type = tuple(spec.body for spec in specs), reduce(operator.or_, (spec.response_type for spec in specs))
-    of_any_task = partial(InferenceRoute, bodies=bodies, response=response_type, other_type=LINES_TYPE)
+    of_any_task = partial(route, bodies=bodies, response=response_type)
+    readers = {spec: partial(read_for_task, spec.name, spec.body) for spec in specs}
     return [
-        *map(_task_route, specs),
+        *(route(f"/{spec.path}", read, spec.title, (spec.body,), spec.response_type, task=spec.name) for spec, read in readers.items()),
         of_any_task("/models/{name}", read_for_model, "Run a model by its name, for its own task or one that the body fits"),
         of_any_task("/", read_at_base, "Run the only loaded model"),
         of_any_task("/invocations", read_at_base, "The same as the base URL, for SageMaker"),
     ]
-
-
-def _task_route(spec: TaskSpec) -> InferenceRoute:
-    read = partial(read_for_task, spec.name, spec.body)
-    return InferenceRoute(f"/{spec.path}", read, spec.title, (spec.body,), spec.response_type, task=spec.name, other_type=LINES_TYPE)

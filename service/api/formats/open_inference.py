@@ -29,6 +29,7 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 
 BINARY_TYPE = "application/octet-stream"  # of JSON with binary tensors after it
+_BINARY_CONTENT = {BINARY_TYPE: {"schema": {"type": "string", "format": "binary", "description": "JSON, followed by binary tensors."}}}
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _SERVER = {"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]}
@@ -143,7 +144,7 @@ def routes() -> list[GuardedRoute]:
     response = Annotated[dict[str, Any], Field(examples=[_RESPONSE_EXAMPLE])]
     summary, tags = "Run a model on tensors of texts", ["open inference"]
     return [
-        InferenceRoute("/v2/models/{name}/infer", read_infer, summary, (InferBody,), response, other_type=BINARY_TYPE),
+        InferenceRoute("/v2/models/{name}/infer", read_infer, summary, (InferBody,), response, other_content=_BINARY_CONTENT),
         probe("/v2/health/ready", readiness, "Readiness: requests are answered", tags=tags),
         probe("/v2/health/live", lambda _: {"live": True}, "Liveness: the process runs", tags=tags),
         probe("/v2/models/{name}/ready", readiness, "Readiness of a model", tags=tags),
