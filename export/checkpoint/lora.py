@@ -61,7 +61,6 @@ class LoraAdapter:
         task: The task of its training, or `auto`.
         scaling: The settings of peft's `LoraConfig` that scale the updates.
         updates: Name of a linear layer -> peft's name -> trained tensor.
-        full_parameters: Fully trained parameters, by name.
     """
 
     folder: Path

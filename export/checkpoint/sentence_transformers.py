@@ -61,7 +61,6 @@ class SentenceSettings(SettingsFile):
         prompts: Name -> text to put before a text of that kind.
         default_prompt: Name of the default prompt, if any.
         truncate_dim: Number of values to which vectors are cut, if any.
-        similarity: The function that compares vectors.
         model_type: The kind of model; models with sparse vectors, or with one vector per token, are refused.
     """
 

@@ -35,10 +35,7 @@ class SourceFiles:
 
     Attributes:
         source: The source as given by the user.
-        revision: Hub revision, if any.
-        folder: Folder of the source.
         trained_folder: Folder of the trained model or adapter: `folder`, or the subfolder that `modules.json` names.
-        adapter: The adapter, if the source is one.
         model_folder: Folder of the model's configuration and weights: `trained_folder`, or the folder of the adapter's base model.
     """
 

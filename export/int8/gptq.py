@@ -31,7 +31,6 @@ class LayerParams:
     """The quantization of an activation and the matrix that reads it. A weight is stored as `round(weight * smoothing / weight_scale)`.
 
     Attributes:
-        input_params: The parameters of the activation.
         weight: The weights, int8 [inputs, outputs].
         weight_scale: Scales of the columns, float32 [outputs].
         bias: The bias, corrected by the mean error of quantization, float32 [outputs].

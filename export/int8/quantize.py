@@ -44,8 +44,6 @@ class Int8Layer:
 
     Attributes:
         shares_matrix: Whether other activations are multiplied by the same matrix. They have the same samples and parameters.
-        observed: The activation on the calibration texts.
-        params: The quantization parameters of the activation.
         sensitivity: The effect of quantizing the layer on the outputs, relative to the average layer; NaN if it was not measured.
         float_part: The part of the layer that is computed in float, as the manifest counts it.
     """

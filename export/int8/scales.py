@@ -26,8 +26,6 @@ class ActivationParams:
 
     Attributes:
         smoothing: Factors of the channels, float32 [channels]; ones for no smoothing.
-        scale: Scale of the smoothed activation.
-        zero_point: Zero point of the smoothed activation.
         quantized_peak: The largest quantized value of each channel on the calibration texts, with a margin, uint8 [channels].
         error: Error of the matrix's output on the calibration texts, with weights rounded to nearest: the mean square
             difference, relative to the mean square.
