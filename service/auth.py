@@ -39,11 +39,7 @@ class Access(Enum):
 
 
 class Authenticator:
-    """Admits requests by the access of their route, and by the keys in files, which can be read again during requests.
-
-    Attributes:
-        requires_key: Whether callers need a key.
-    """
+    """Admits requests by the access of their route, and by the keys in files, which can be read again during requests."""
 
     def __init__(
         self, key_file: Path | None = None, *, admin_key_file: Path | None = None, public_health: bool = True, public_metrics: bool = True

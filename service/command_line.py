@@ -24,9 +24,7 @@ _Command = TypeVar("_Command", bound=BaseSettings)
 
 
 def parse(command: type[_Command], args: Sequence[str]) -> _Command:
-    """Reads settings from a command line, the environment, the file that either names, and defaults, in order of precedence.
-
-    `args` has the arguments after the program's name.
+    """Reads settings from the arguments of a command line, the environment, the file that either names, and defaults, in this order.
 
     Raises:
         SettingsError: A value is wrong, or a BERT_SERVE_* variable or a key of the file is unknown.

@@ -104,8 +104,6 @@ class RequestSpan:
     """The span of a request, or of a line of a stream, with a child for each of its stages.
 
     Attributes:
-        tracer: The tracer that started it.
-        span: The span.
         trace_id: 32 hexadecimal digits; `span_id` has 16.
         traceparent: Both ids in the format of the header.
         is_recording: Whether it is exported; otherwise only its ids are used, and stages must not be added.

@@ -175,12 +175,8 @@ def decision_rule(
 ) -> DecisionRule:
     """Returns the rule for the inputs of a request; by default it calibrates the scores if the model has a calibration.
 
-    Args:
-        parameters: The parameters of the request.
-        model: The model with its calibration and thresholds.
-        labels: Names that `threshold` and the decision may have.
-        can_calibrate: Whether a calibration applies to the scores, which are neither logits nor from zero-shot classification.
-        probabilities: Whether the scores are from 0 to 1; otherwise a threshold can be any number.
+    `labels` are the names that `threshold` and the decision may have. A calibration applies neither to logits nor to zero-shot
+    classification. If the scores are not `probabilities`, which are from 0 to 1, a threshold can be any number.
 
     Raises:
         InvalidParameterError: The model has no calibration for these scores or no thresholds, `threshold` has an unknown label, or a number

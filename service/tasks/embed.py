@@ -36,9 +36,7 @@ from bertserve.service.text.windows import kept_tokens, too_long_error
 
 
 def select_layers(layers: Layers | list[int] | None, embedding: Embedding) -> tuple[int, ...]:
-    """Returns the positions of the requested layers in the graph's output, in this order; empty for only the last layer.
-
-    `layers` is None for the bundle's default.
+    """Returns the positions of the requested layers, or of the bundle's default, in the graph's output; empty for only the last layer.
 
     Raises:
         InvalidValueError: The bundle lacks a layer, or a layer is named twice.

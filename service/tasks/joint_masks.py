@@ -55,13 +55,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The text with one mask per token to fill in.
+    """The token ids of the whole text with one mask per token to fill in, the positions of the masks, and their slots, in order.
 
-    Attributes:
-        ids: Token ids of the whole text.
-        masks: Positions of the masks.
-        slots: The slots of the masks, in order.
-        start: Position of the first token that is read.
+    The model reads the text from the position `start`.
     """
 
     ids: list[int]

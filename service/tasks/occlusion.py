@@ -35,13 +35,9 @@ class WordImportance(TypedDict):
 
 @dataclass(slots=True)
 class OccludedText:
-    """One text of an input, as the model reads it.
+    """One text of an input, of which the model reads the tokens in a range, and the words to leave out, which are all within this range.
 
-    Attributes:
-        field: Name of the text; empty if the input has one text.
-        tokens: All tokens of the text.
-        token_range: The tokens that are read.
-        words: The words to leave out, all within `token_range`.
+    `field` is its name, or empty if the input has one text.
     """
 
     field: str

@@ -55,12 +55,9 @@ class QuestionAnsweringParameters(CalibratedDecisionParameters):
 
 @dataclass(slots=True)
 class PassageWindows:
-    """The tokens of a question and of its passage, and the windows of the passage.
+    """The tokens of a question and of its passage, and the windows of the passage: their token ranges, and an encoding for each.
 
-    Attributes:
-        token_ranges: The tokens of the passage in each window.
-        encodings: One per window: the question, and the window's part of the passage.
-        tokenizer: The tokenizer of both.
+    An encoding has the question, and the window's part of the passage.
     """
 
     question: Tokens

@@ -63,13 +63,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TaskModel:
-    """The parts of a model that tasks use.
-
-    Attributes:
-        tokenizer: Its tokenizer.
-        config: Its properties.
-        calibration: Its calibration and thresholds; None for raw scores.
-    """
+    """The parts of a model that tasks use. Without a calibration, which has the thresholds too, its scores are raw."""
 
     tokenizer: Tokenizer
     config: ModelConfig
@@ -84,7 +78,6 @@ class TextInput(Generic[P]):
     """An input of a task that reads one text or a pair, such as a question and its passage.
 
     Attributes:
-        text: The text.
         parameters: The parameters of the request, as the task needs them.
         text_pair: The second text; None or empty if there is none.
         truncation_side: The end to truncate, for text classification; None for the model's own.

@@ -32,12 +32,9 @@ GROUP_CHARS = 2**16  # characters that are tokenized in one call, unless a singl
 
 @dataclass(slots=True)
 class Tokens:
-    """The tokens of a whole text, without special tokens. Offsets and spellings are only read on demand.
+    """The tokens of a whole text, without special tokens.
 
-    Attributes:
-        text: The text.
-        library_encoding: The `Encoding` of `tokenizers`, with the spellings of its tokens and the words of the pre-tokenizer.
-        ids: The id of each token.
+    Offsets, spellings, and the words of the pre-tokenizer are only read on demand, from the `Encoding` of `tokenizers`.
     """
 
     text: str

@@ -33,15 +33,10 @@ def windows(
     """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens, in the order of the text.
 
     There is always at least one window, which can be empty. The first window starts with the first token, and the last one ends with the
-    last token. The window at the end `side` can be shorter than the others.
+    last token. The window at the end `side`, at which a text would be cut, can be shorter than the others.
 
-    Args:
-        count: Tokens of the text.
-        room: Tokens of a full window; not positive if another text fills it.
-        stride: Tokens that a window shares with the one before; None for the default.
-        side: The end at which a text is cut; the windows start at the other end.
-        field: Name of the field with the stride, for the error.
-        remedy: How the caller makes room if another text fills the windows; empty for a single text.
+    For errors, `field` is the name of the field with the stride, and `remedy` is how the caller makes room if another text fills the
+    windows, so that `room` is not positive; it is empty for a single text.
 
     Raises:
         InvalidValueError: The text needs too many windows, or windows have no room or are too small for `stride`.
