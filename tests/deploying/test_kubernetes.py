@@ -65,7 +65,10 @@ def test_the_ingress_routes_to_the_service(settings: Settings) -> None:
 def test_the_ingress_hides_metrics() -> None:
     [hidden, path] = document("components/ingress/ingress.yaml")["spec"]["rules"][0]["http"]["paths"]
     service = document("components/ingress/service.yaml")
-    assert (hidden["path"], hidden["pathType"], path["path"], path["pathType"]) == ("/metrics", "Exact", "/", "Prefix")
+    assert hidden["path"] == "/metrics"
+    assert hidden["pathType"] == "Exact"
+    assert path["path"] == "/"
+    assert path["pathType"] == "Prefix"
     assert hidden["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}}
     assert "selector" not in service["spec"]
     assert service["metadata"]["name"] != path["backend"]["service"]["name"]
@@ -170,7 +173,8 @@ def test_keda_queries_the_metric_that_the_podmonitor_collects() -> None:
 
     assert re.search(rf"^# TYPE {metric} gauge$", Metrics().render().decode(), re.MULTILINE)
     assert metric in document("prometheus-adapter.yaml")["rules"]["custom"][0]["seriesQuery"]
-    assert (namespace, job) == (document("kustomization.yaml")["namespace"], LABELS[monitor["jobLabel"]])
+    assert namespace == document("kustomization.yaml")["namespace"]
+    assert job == LABELS[monitor["jobLabel"]]
     [endpoint] = monitor["podMetricsEndpoints"]
     assert endpoint["interval"] == f"{SCALED['pollingInterval']}s"
 

@@ -99,7 +99,8 @@ def test_the_windows_of_a_text_are_reported(tmp_path: Path) -> None:
     assert windows_header(tmp_path, [text, text]) == ""
     assert windows_header(tmp_path, [text]) == windows_header(tmp_path, text)
     many = windows_header(tmp_path, text * 10, stride=20).split(", ")
-    assert (len(many), many[-1]) == (65, "...")
+    assert len(many) == 65
+    assert many[-1] == "..."
 
 
 def windows_header(models: Path, inputs: Any, **parameters: Any) -> str:

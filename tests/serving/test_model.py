@@ -52,7 +52,8 @@ def test_a_run_returns_small_outputs_if_no_text_needs_more(models: Path, second:
     model = fake_service(models, engine).registry.models["tiny"]
     steps = [Step([Encoding(np.zeros(3, np.int64), np.zeros(3, np.int64))], small_outputs=small) for small in (True, second)]
     model.run([EncodingItem(3, step.encodings[0], RequestProgress([], 0), 0, step, 0) for step in steps])
-    assert (engine.batches, engine.small_outputs) == ([2], second)
+    assert engine.batches == [2]
+    assert engine.small_outputs == second
 
 
 @pytest.mark.parametrize("steps", [[], [Step([])], ["again"]], ids=["first rows", "step", "second rows"])

@@ -99,7 +99,8 @@ def test_the_description_has_an_id_of_each_operation_and_its_errors_by_status(mo
     own, openai, load = (
         set(document["paths"][path]["post"]["responses"]) for path in ("/classify", "/v1/embeddings", "/models/{name}/load")
     )
-    assert (own - openai, {"401", "413", "429", "503", "504"} - openai) == ({"422"}, set())
+    assert own - openai == {"422"}
+    assert {"401", "413", "429", "503", "504"} - openai == set()
     assert load == {"200", "401", "403", "404", "409", "422", "default"}
     infer = document["paths"]["/v2/models/{name}/infer"]["post"]
     assert infer["requestBody"]["content"].keys() == infer["responses"]["200"]["content"].keys() == {"application/json", BINARY_TYPE}

@@ -290,7 +290,8 @@ async def test_a_gpu_has_defaults_of_its_own(
     with caplog.at_level(logging.INFO, logger="bertserve.loading"):
         service = state_of(tmp_path, provider="cuda", cuda_graphs=False, **flags)
     model = service.registry.models["tiny"]
-    assert (service.scheduler.queue.threads, model.max_batch_tokens) == (threads, tokens)
+    assert service.scheduler.queue.threads == threads
+    assert model.max_batch_tokens == tokens
     assert model.graph.shapes is not None
     assert math.prod(model.graph.shapes.all_shapes[0]) == tokens
     [line] = [line for line in caplog.messages if line.startswith("GPU")]

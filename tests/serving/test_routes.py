@@ -173,7 +173,8 @@ async def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Pat
     state, _ = service(models)
     for authorization in (NO_KEY, KEY):
         exchange = await Exchange("POST", "/nowhere", authorization).run(Application(state))
-        assert (exchange.status, len(exchange.unread)) == (404, 1)
+        assert exchange.status == 404
+        assert len(exchange.unread) == 1
 
 
 async def test_a_route_without_a_declared_access_needs_an_admin_key(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
