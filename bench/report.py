@@ -68,7 +68,7 @@ def parse_objectives(texts: Sequence[str]) -> list[Objective]:
 
 @dataclass(slots=True)
 class CompareResult:
-    """What `compare` measured: the texts per second of the service and of the raw loop in each round."""
+    """The measurements of `compare`: the texts per second of the service and of the raw loop in each round."""
 
     rounds: list[tuple[float, float]] = field(default_factory=list)
 
@@ -161,7 +161,7 @@ class BenchReport:
 
     @property
     def conclusion(self) -> str:
-        """What the command found, as a sentence without its full stop."""
+        """The conclusion of the command: a sentence without its full stop."""
         if self.results is not None:
             return self.results.conclusion
         return "misses an objective" if self.is_missed else "meets all objectives"

@@ -1,4 +1,4 @@
-"""What the functions that create graphs get, the manifest entry of a new graph, and the precisions of each provider's graphs.
+"""The input of graph builders, the manifest entry of a new graph, and the precisions of each provider's graphs.
 
 It imports no large packages, because the command checks its flags with it.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bertserve.service.text.tokenizer import Tokenizer
 
 
-Tracer = Literal["dynamo", "torchscript"]  # those of PyTorch
+Tracer = Literal["dynamo", "torchscript"]  # PyTorch's two tracers
 
 
 @dataclass(frozen=True)

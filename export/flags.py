@@ -17,7 +17,7 @@ from bertserve.service.providers import PROVIDERS, Provider
 
 
 class Aim(NamedTuple):
-    """What a threshold must reach, such as `precision=0.98`, or `LABEL:precision=0.98` for a label."""
+    """The aim of a threshold, such as `precision=0.98`, or `LABEL:precision=0.98` for a label."""
 
     name: AimName
     target: float
@@ -38,7 +38,7 @@ class Aim(NamedTuple):
 
 
 def report_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
-    """Prints which packages, named by module, are not installed and how to install the extras; returns whether any are missing."""
+    """Prints the modules that are not installed, and the command that installs the extras; returns whether any are missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         log(f"{', '.join(missing)} not installed; {purpose}: {install_command(*extras)}")

@@ -49,7 +49,7 @@ class Authenticator:
         Admin keys can also call all other routes. `public_health` and `public_metrics` are whether probes and `/metrics` need no key.
 
         Raises:
-            SettingsError: A file cannot be read, has no key, or has an invalid line.
+            SettingsError: A file cannot be read, or contains no key or an invalid line.
         """
         files = {_ADMIN_FLAG: admin_key_file, _FLAG: key_file}
         self._files = {flag: path for flag, path in files.items() if path is not None}
@@ -61,7 +61,7 @@ class Authenticator:
     def reload(self) -> None:
         """Reads the files again; after an error in one, it logs the error and keeps the keys of that file."""
         for flag, path in self._files.items():
-            if path.exists() and not path.is_file():  # a pipe has its content only once, and opening it can block
+            if path.exists() and not path.is_file():  # a pipe can be read only once, and opening it can block
                 logger.warning("%s `%s` is not a regular file, so it is not read again", flag, path)
                 continue
             try:
@@ -78,7 +78,7 @@ class Authenticator:
             The name of the request's key in its file, None if the route needs no key; and whether the key is sufficient for the route.
 
         Raises:
-            HttpError: The header `Authorization` is missing, occurs twice, has another scheme or an unknown key (401); or the route needs
+            HttpError: The header `Authorization` is missing, repeated, or gives another scheme or an unknown key (401); or the route needs
                 an admin key, and there are none (403).
         """
         admin = access is Access.ADMIN
@@ -88,7 +88,7 @@ class Authenticator:
             raise HttpError(HTTPStatus.FORBIDDEN, "model management is disabled; the operator can enable it with --admin-key-file.")
         values = [value for name, value in headers if name == b"authorization"]
         scheme, _, key = values[0].partition(b" ") if values else (b"", b"", b"")
-        if len(values) != 1 or scheme.lower() != b"bearer":  # of several headers, a proxy may have checked another one
+        if len(values) != 1 or scheme.lower() != b"bearer":  # if there are several headers, a proxy can have checked another one
             raise HttpError(HTTPStatus.UNAUTHORIZED, "an API key is required; send one header `Authorization: Bearer KEY`.")
         digest = _digest(key.strip())
         for flag, digests in self._digests.items():
@@ -102,7 +102,7 @@ def _read(flag: str, path: Path) -> dict[str, bytes]:
     """Returns the digest of each key in a file, by name; `flag` is the setting that names the file.
 
     Raises:
-        SettingsError: The file cannot be read, has no key, or has an invalid line, which is not quoted, because it may be a key.
+        SettingsError: The file cannot be read, or contains no key or an invalid line, which is not quoted, because it can be a key.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # other characters, such as U+2028 in a comment, do not end a line

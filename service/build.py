@@ -42,8 +42,8 @@ def build(
 ) -> AppState:
     """Loads every bundle of the models folder and builds the service; it starts no threads.
 
-    The settings have totals over all workers; the worker with this index gets its share of threads and queue. By default, no route needs a
-    key, model management is disabled, and `metrics` are those of a single process. `Monitor` calls `beat` once per second.
+    Settings are totals over all workers; the worker with this index gets its share of threads and queue. By default, no route needs a key,
+    model management is disabled, and `metrics` belong to a single process. `Monitor` calls `beat` once per second.
 
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.

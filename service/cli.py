@@ -1,7 +1,4 @@
-"""The command bert-serve, with the subcommands `serve`, `score`, `check`, `models`, `health` and `new-key`.
-
-Exit codes: 0 success, 1 a start or a check failed, 2 wrong usage, 3 scoring finished with rejected rows.
-"""
+"""The command bert-serve, with the subcommands `serve`, `score`, `check`, `models`, `health` and `new-key`."""
 
 import asyncio
 import json
@@ -32,7 +29,7 @@ from bertserve.service.settings import CLI_CONFIG, ModelSettings, ScoreSettings,
 from bertserve.service.sources import with_sources
 
 Format = Literal["jsonl", "csv", "tsv", "parquet"]
-# by the suffix of a file
+# formats by file suffix
 _FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 
 
@@ -98,7 +95,7 @@ def _score(command: Score) -> int:
 
     configure_logging(command.log_format)
     logging.getLogger().setLevel(logging.WARNING)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as after Ctrl-C, which removes temporary files
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends as after Ctrl-C, so that temporary files are removed
     if command.prediction_column == command.warnings_column:
         raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
     settings = _with_one_model(command)

@@ -65,8 +65,8 @@ def _add_command(commands: Any, name: str, **options: Any) -> FlagParser:
 
 
 def _add_argument(parser: FlagParser, *names: Any, **options: Any) -> Action:
-    """Adds an argument whose help has values and defaults as users write them, not as Python, such as `tuple[Path,...]` and `None`."""
-    if "metavar" in options:  # a switch has none
+    """Adds an argument whose help shows values and defaults as users write them, not as Python, such as `tuple[Path,...]` and `None`."""
+    if "metavar" in options:  # a switch takes no value
         for kind, shown in _METAVARS.items():
             options["metavar"] = re.sub(rf"tuple\[{kind},\.\.\.\]|\b{kind}\b", shown, options["metavar"])
     options["help"] = _PATH_DEFAULT.sub(r"\1", options["help"].removesuffix(" (default: None)").removesuffix(" (default: ())"))

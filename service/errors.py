@@ -1,7 +1,7 @@
 """All errors of the service with their HTTP status.
 
 A `StartError` stops a start or a command, and a request causes a `CallerError`. The service causes the other errors of requests. A message
-says what is wrong, with the value, and what to change. The answer has the whole message; the log has a placeholder for each `CallerValue`.
+says what is wrong, with the value, and what to change. The answer shows the whole message; the log, a placeholder for each `CallerValue`.
 """
 
 import math
@@ -35,7 +35,7 @@ class BertServeError(Exception):
         """Creates the message.
 
         Args:
-            template: A literal, so that it has no text of a request. Without values, its braces are plain text.
+            template: A literal, so that it contains no text of a request. Without values, its braces are plain text.
             **values: The values by name; each value that the caller sent is a `CallerValue`.
         """
         self.template = template
@@ -59,12 +59,12 @@ class BertServeError(Exception):
             self.input_index = None
 
     def add_prefix(self, prefix: str) -> None:
-        """Puts a text that has nothing of the request before the message."""
+        """Puts a text that contains nothing of the request before the message."""
         self.message, self.template = prefix + self.message, prefix + self.template
 
 
 class CallerValue:
-    """A value that the caller sent, for an error: the answer has it, the log has the name of its placeholder instead.
+    """A value that the caller sent, for an error: the answer shows it, the log shows the name of its placeholder instead.
 
     Sizes and positions that the service counted are not the caller's, nor are names that the service knows.
     """
@@ -72,7 +72,7 @@ class CallerValue:
     __slots__ = ("_value",)
 
     def __init__(self, value: object) -> None:
-        """Takes a value; a text is cut to `SHOWN_CHARS`."""
+        """Wraps a value; a text is cut to `SHOWN_CHARS` characters."""
         self._value = value[:SHOWN_CHARS] if isinstance(value, str) else value
 
     def __format__(self, spec: str) -> str:
@@ -122,7 +122,7 @@ class InvalidParameterError(InvalidValueError):
 
 
 CLIENT_GONE = 499  # the status if the caller closed the connection while it waited; HTTPStatus has none for it
-# The error type of `HttpError` by status, and headers of its answers. After a slow request the rest of the body may never arrive, so the
+# The error type of `HttpError` by status, and headers of its answers. After a slow request, the rest of the body might never arrive, so the
 # connection closes.
 HTTP_ERRORS: Mapping[int, tuple[str, Mapping[str, str]]] = {
     HTTPStatus.UNAUTHORIZED: ("unauthorized", {"WWW-Authenticate": "Bearer"}),
@@ -171,7 +171,7 @@ class ExpiredError(BertServeError):
 
 
 class UnavailableError(BertServeError):
-    """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all hang. Another instance may answer."""
+    """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all hang. Another instance can answer."""
 
     status, error_type = 503, "unavailable"
     headers: Mapping[str, str] = {"Retry-After": "1"}
@@ -184,7 +184,7 @@ class EngineError(BertServeError):
 
 
 def traceback_places(error: Exception) -> str:
-    """Returns the places in an exception's traceback for the log, the innermost first. They have no text of a request or a file."""
+    """Returns the places in an exception's traceback for the log, the innermost first. They contain no text of a request or a file."""
     frames = traceback.extract_tb(error.__traceback__)[::-1]
     return " < ".join(f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in frames)
 

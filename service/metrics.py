@@ -26,7 +26,7 @@ class ProcessMetrics(Collector):
     """
 
     def __init__(self, process_ids: Sequence[int] = ()) -> None:
-        """Takes the process ids of the workers, by index, which are 0 while a worker does not run; by default that of this process."""
+        """Creates a collector for the process ids of the workers, by index (0: not running); by default for this process."""
         self._process_ids = process_ids or (os.getpid(),)
 
     def collect(self) -> Iterable[Metric]:

@@ -19,7 +19,7 @@ class Monitor:
     """Runs once per second: a heartbeat, metrics of the queue, threads and event loop, and hung runs. It also returns freed memory."""
 
     def __init__(self, scheduler: Scheduler, metrics: Metrics, beat: Callable[[], None]) -> None:
-        """Takes a `beat`, which is called once per second while the event loop runs, also while the scheduler drains."""
+        """Creates a monitor. It calls `beat` once per second while the event loop runs, also while the scheduler drains."""
         self._scheduler = scheduler
         self._metrics = metrics
         self._beat = beat

@@ -1,4 +1,4 @@
-"""What a process does before it loads models, under uvicorn or Ray, and when only the settings are checked; and messages to systemd."""
+"""Prepares a process before it loads models, under uvicorn or Ray: checks settings, keys and limits. Also sends messages to systemd."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from bertserve.service.auth import Authenticator
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, flag_of
 
-# Open files: more than one process can serve as connections. Some systems allow a billion, and libraries may visit each possible number.
+# Open files: more than one process can serve as connections. Some systems allow a billion, and some libraries visit each possible number.
 MAX_FILES = 2**16
 
 
@@ -85,7 +85,7 @@ def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def sd_notify(state: str) -> None:
-    """Sends a state such as `READY=1` to systemd, if systemd started the service. `man sd_notify` has the protocol."""
+    """Sends a state such as `READY=1` to systemd, if systemd started the service. `man sd_notify` describes the protocol."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)  # @ is an abstract socket

@@ -24,11 +24,11 @@ ProviderChoice = Literal["auto", Provider]
 
 
 class GpuOptions(NamedTuple):
-    """How a session uses the GPU.
+    """Options of a session on a GPU.
 
     Attributes:
-        device_id: Index of the GPU, of those that the process can use.
-        mem_limit_mib: Maximum MiB of the session's arena, which has its weights and tensors; None for no limit.
+        device_id: Index among the GPUs that the process can use.
+        mem_limit_mib: Maximum MiB of the session's arena, which holds its weights and tensors; None for no limit.
         cuda_graphs: Whether its runs are captured as CUDA graphs.
     """
 

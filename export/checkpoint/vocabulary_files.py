@@ -66,7 +66,7 @@ def _convert(tokenizer: Any, folder: Path, extra_tokens: Iterable[str | AddedTok
 
 
 class _SlowTokenizer:
-    """What conversions read from a slow tokenizer of transformers 4.
+    """The attributes of a slow tokenizer of transformers 4 that conversions read.
 
     Its settings and special tokens come from a tokenizer of transformers 5.
     """

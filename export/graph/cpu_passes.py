@@ -178,7 +178,7 @@ def _rowwise_inputs(node: ir.Node) -> tuple[int, ...]:
 
 
 def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]], gathers: Collection[ir.Node]) -> None:
-    """Takes the first row of inputs that restricted nodes read from other nodes."""
+    """Lets restricted nodes read only the first row of the outputs of other nodes."""
     zero, one = (rewrite.add_constant(graph, f"first_row/{i}", np.array([i], dtype=np.int64)) for i in (0, 1))
     one_row = restricted.keys() - gathers
     sliced: dict[ir.Value, ir.Value] = {}

@@ -19,7 +19,7 @@ def check_size(raw: bytes) -> None:
     """Checks a JSON document, which can be invalid, before it is parsed.
 
     Raises:
-        TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
+        TooLargeError: It contains more lists, objects, keys, values or digits than are allowed.
     """
     if any(_count(raw, characters) > limit for characters, limit, _ in JSON_LIMITS):
         codes = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
@@ -37,10 +37,10 @@ def _count(raw: bytes, characters: bytes) -> int:
 
 
 def to_json(value: Any) -> bytes:
-    """Returns a value as JSON: dicts, lists, strings, numbers and numpy arrays; float32 numbers have as many digits as they need.
+    """Returns a value as JSON: dicts, lists, strings, numbers and numpy arrays; float32 numbers get as many digits as they need.
 
     Raises:
-        TypeError: It has an integer of more than 64 bits.
+        TypeError: It contains an integer of more than 64 bits.
     """
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 

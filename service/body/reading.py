@@ -22,7 +22,7 @@ _OTHER_FORMATS = {
     rb"\{[^\n]*\}[ \r]*\n\s*\{": "it looks like JSON Lines, which tasks take with the header `content-type: application/x-ndjson`",
 }
 
-# Takes the name and the value of a field that a body does not have, and returns whether it changes nothing.
+# Returns whether an unknown field has no effect, from its name and its value.
 IgnoresField = Callable[[str, Any], bool]
 B = TypeVar("B", bound=TaskBody)
 C = TypeVar("C", bound=ClosedModel)
@@ -51,7 +51,7 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
 
 
 def read_protocol(body_type: type[C], raw: bytes, example: Mapping[str, Any]) -> C:
-    """Reads the body of a protocol that has the values of a task's body within it; `example` is a valid body.
+    """Reads the body of a protocol that contains the values of a task's body; `example` is a valid body.
 
     Raises:
         MalformedRequestError: The body is not JSON.
@@ -124,7 +124,7 @@ def check_names(names: Iterable[str], known: Sequence[str], holder: str, error_c
     """Refuses the first name that is not known.
 
     Raises:
-        InvalidValueError: A name is unknown. The message has the most similar one.
+        InvalidValueError: A name is unknown. The message suggests the most similar one.
     """
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
@@ -158,7 +158,7 @@ def _unknown_name_error(
 ) -> InvalidValueError:
     """Returns the error of an unknown name, with the known ones.
 
-    `holder` is the object that does not have it, and `otherwise` the hint if no known name is similar.
+    `holder` is the object that lacks it, and `otherwise` the hint if no known name is similar.
     """
     hint = did_you_mean(name[:SHOWN_CHARS].lower(), known, otherwise)
     remedy = f"{hint + ' Known' if hint else 'known'} names are {quote_names(known)}" if known else "leave it out"

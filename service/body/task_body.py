@@ -1,7 +1,7 @@
 """The common parts of all tasks' bodies: types of `inputs`, `parameters`, and the shape of an answer.
 
 An unknown name is an error, because it would have no effect. `ClosedModel` checks the names in `parameters` and in the objects of `inputs`,
-`reading.py` those next to `inputs`.
+`reading.py` checks the names next to `inputs`.
 """
 
 import functools
@@ -63,7 +63,7 @@ def body_config(**example: Any) -> ConfigDict:
 
 
 MAX_TOP_K = 1000  # results of an input, each computed by itself, whatever --max-top-k is
-# Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 2 MiB can have a million items.
+# Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 2 MiB can contain a million items.
 MAX_ITEMS = 2**13
 # without fail_fast a list of invalid items would create an error per item
 LIST_LIMIT = Field(fail_fast=True, max_length=MAX_ITEMS)
@@ -99,7 +99,7 @@ class ClosedModel(BaseModel):
 
 
 class TaskBody(BaseModel):
-    """Base of all request bodies: its inputs are the value of one field, alone or in a list. Most bodies also have `parameters`."""
+    """Base of all request bodies: one field contains the input or a list of inputs. Most bodies also have `parameters`."""
 
     # Class of the `parameters`, from the field; one without fields if there are none.
     parameters_type: ClassVar[type[ClosedModel]] = ClosedModel
@@ -151,7 +151,7 @@ class TaskBody(BaseModel):
             yield [text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
-        """Returns the inputs with their parameters, as the task's function takes them; `config` has the model's own settings."""
+        """Returns the inputs with their parameters, as the task's function takes them; `config` gives the model's own settings."""
         raise NotImplementedError
 
     def to_response(self, results: list[Any]) -> Any:
@@ -168,4 +168,4 @@ class Limits:
     max_top_k: int = MAX_TOP_K
 
 
-TRUSTED_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)  # for files of the user's own, not for requests
+TRUSTED_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)  # limits for the user's own files, not for requests

@@ -30,7 +30,7 @@ class Bin(Record):
 
 
 class Quality(Record):
-    """How well scores match the outcomes. `auroc` is null if all predictions are correct or all are wrong."""
+    """Measures of the match of scores and outcomes. `auroc` is null if all predictions are correct or all are wrong."""
 
     log_loss: Interval
     brier: Interval
@@ -45,7 +45,7 @@ class Threshold(Record):
     The true share of errors is at most `target` for `max-error`, otherwise 1 - `target`; `error` is the measured one.
 
     With a `label`, the score is that of the label, whether or not another label has a better one. Without one, it is the score of each
-    prediction (the best label, an entity, an answer); for `coverage`, the label set has all labels with at least `threshold`.
+    prediction (the best label, an entity, an answer); for `coverage`, the label set contains all labels with at least `threshold`.
     """
 
     label: str | None

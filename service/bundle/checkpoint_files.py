@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
-MODULES_FILE = "modules.json"  # of sentence-transformers
-ADAPTER_CONFIG_FILE = "adapter_config.json"  # of peft
+MODULES_FILE = "modules.json"  # a file of sentence-transformers
+ADAPTER_CONFIG_FILE = "adapter_config.json"  # a file of peft
 FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")  # all files but pickles; its Python files are never read
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Returns whether a folder has the files of a checkpoint, which differ from those of a bundle."""
+    """Returns whether a folder contains the files of a checkpoint, which differ from a bundle's files."""
     return any(os.path.isfile(folder / name) for name in ("config.json", ADAPTER_CONFIG_FILE, MODULES_FILE))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 
-# Maximum difference of a score from the stored one; kernels differ between CPUs, those of int8 most.
+# Maximum difference of a score from the stored one; kernels differ between CPUs, most of all in int8.
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
 
 
@@ -15,12 +15,12 @@ def example_precision(graphs: Sequence[GraphSpec]) -> Precision:
 
 
 def example_tolerance(graph: GraphSpec, graphs: Sequence[GraphSpec]) -> float:
-    """Returns the maximum difference of a graph's score from the stored one, which a graph with another precision may have given."""
+    """Returns the maximum difference of a graph's score from the stored one, which can be from a graph with another precision."""
     return max(TOLERANCES[graph.precision], TOLERANCES[example_precision(graphs)])
 
 
 def difference(expected: Any, actual: Any, tolerance: float) -> str | None:
-    """Returns the difference between two results, or None. Numbers may differ by `tolerance`; other values must be equal."""
+    """Returns the difference between two results, or None. Numbers can differ by `tolerance`; other values must be equal."""
     if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
         return next((why for pair in zip(expected, actual, strict=True) if (why := difference(*pair, tolerance))), None)
     if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():

@@ -1,7 +1,7 @@
 """A bundle on disk, the interface between the exporter and the service: file names, loading, verification.
 
 A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. The
-manifest (`manifest.py`) has everything that the service must know about a model; the service reads and guesses nothing else.
+manifest (`manifest.py`) contains everything that the service must know about a model; it reads and guesses nothing else.
 In an ONNX file, it only reads the names of further files that the graph loads.
 """
 
@@ -32,7 +32,7 @@ _LOCATION_KEY = re.compile(rb"[\x08\x00]location(?:\x12([\x01-\x7f]))?", re.DOTA
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A verified bundle: every file in the manifest exists and has the right digest."""
+    """A verified bundle: every file in the manifest exists, and its digest is correct."""
 
     path: Path
     manifest: Manifest
@@ -111,7 +111,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
     """Returns the manifest in a bundle's folder, and the bundle's version, which is the start of the manifest's digest.
 
     Raises:
-        StartError: The folder's name is not allowed; or the manifest is missing or invalid, or has another bundle's name.
+        StartError: The folder's name is not allowed; or the manifest is missing or invalid, or names another bundle.
     """
     if not re.fullmatch(NAME_PATTERN, path.name):
         raise StartError(f"`{path}` cannot be a model, whose name has {NAME_RULE}; rename or move the folder.")
@@ -138,10 +138,10 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
 
 
 def find_bundles(folders: Sequence[Path]) -> list[Path]:
-    """Returns the bundle folders in models folders, by name: all folders that are not hidden. A folder may also be a bundle itself.
+    """Returns the bundle folders in models folders, by name: all folders that are not hidden. A folder can also be a bundle itself.
 
     Raises:
-        StartError: A folder does not exist, cannot be read or has no bundles, or two bundles have the same name.
+        StartError: A folder does not exist, cannot be read or contains no bundles, or two bundles have the same name.
     """
     bundles: dict[str, Path] = {}
     for folder in folders:
@@ -162,7 +162,7 @@ def find_bundle(folders: Sequence[Path], name: str) -> Path | None:
     Raises:
         StartError: Two bundles have the name.
     """
-    # a models folder may be a bundle itself
+    # a models folder can be a bundle itself
     paths = [Path(os.path.abspath(folder)) if os.path.isfile(folder / MANIFEST_FILE) else folder / name for folder in folders]
     bundles = [path for path in paths if path.name == name and not name.startswith(".") and os.path.isdir(path)]
     if len(bundles) > 1:
@@ -190,7 +190,7 @@ def _bundles_in(folder: Path) -> list[Path]:
 
 
 def is_bundle(folder: Path) -> bool:
-    """Returns whether a folder has a manifest."""
+    """Returns whether a folder contains a manifest."""
     return os.path.isfile(folder / MANIFEST_FILE)  # unlike Path's method, it accepts unreadable folders and names that are too long
 
 

@@ -114,7 +114,7 @@ class Speed(Record):
 
 
 class Agreement(Record):
-    """How closely a graph's decisions match those of its checkpoint, by the measure for its kind of head."""
+    """The agreement of a graph's decisions with those of its checkpoint, by the measure for its kind of head."""
 
     measure: Measure
     value: float | None
@@ -148,7 +148,7 @@ TOP_TOKENS_OUTPUT, TOP_LOG_PROBS_OUTPUT = "top_tokens", "top_logs"
 TOP_TOKENS = 100
 
 # a name within the bundle, which cannot lead out of its folder
-FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]  # not a path, and without characters that file names cannot have
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]  # not a path, and without characters that file systems refuse
 
 
 class GraphFile(Record):
@@ -186,7 +186,7 @@ class GraphSpec(Record):
 
     @property
     def has_attentions(self) -> bool:
-        """Whether it has attention maps as an output."""
+        """Whether attention maps are an output."""
         return any(output.kind == "per_map" for output in self.outputs)
 
     @property

@@ -10,7 +10,7 @@ from bertserve.service.providers import Provider
 
 Side = Literal["left", "right"]
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-NAME_RULE = "1 to 64 characters: letters a-z and A-Z, digits, `.`, `_` and `-`; the first is a letter or a digit"  # for messages
+NAME_RULE = "1 to 64 characters: letters a-z and A-Z, digits, `.`, `_` and `-`; the first is a letter or a digit"  # used in messages
 
 Task = str  # a Hugging Face name; service/tasks/catalog.py lists the supported ones and the requirements of each
 Activation = Literal["softmax", "sigmoid", "none"]
@@ -172,7 +172,7 @@ class TextDigests(Record):
 
 
 class ModelConfig(Protocol):
-    """The properties of a model that tasks use; a manifest has them, and the exporter's checkpoint, which has no manifest yet."""
+    """The properties of a model that tasks use, from a manifest or from the exporter's checkpoint, which has no manifest yet."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ class ModelConfig(Protocol):
 
     @property
     def attention_heads(self) -> tuple[int, ...]:
-        """Number of heads of each layer, if the graph has attention as an output; otherwise empty."""
+        """Number of heads of each layer, if attention is an output of the graph; otherwise empty."""
 
 
 class Manifest(Record):

@@ -1,4 +1,4 @@
-"""How the agreement of a graph with its checkpoint is measured, and whether its validation report meets the operator's requirements.
+"""Measures the agreement of a graph with its checkpoint, and checks its validation report against the operator's requirements.
 
 A measure must be able to fail: the share of equal labels is always 1 if there is only one label, and an empty list of
 entities always equals an empty list.
@@ -27,9 +27,9 @@ _Z = 1.96  # quantile of the normal distribution for 95 %
 
 
 def has_low_agreement(graph: GraphSpec) -> bool:
-    """Returns whether a graph's agreement with its checkpoint is below `LOW_AGREEMENT_THRESHOLD`; false if there are no samples.
+    """Returns whether a graph's agreement with its checkpoint is below `LOW_AGREEMENT_THRESHOLD`; false without samples.
 
-    An int8 graph is also low if no sample has a decision, because only the agreement can show that quantization does no harm.
+    An int8 graph is also low if there is no decision to compare, because only the agreement can show that quantization does no harm.
     """
     agreement = graph.validation.agreement
     if agreement is None:
@@ -90,7 +90,7 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     `name` is that of the bundle. A minimum agreement, by the measure of the task, also requires a validation report.
 
     Raises:
-        StartError: It is refused; the message has the bundle, the measurement, the requirement and the remedy.
+        StartError: It is refused; the message gives the bundle, the measurement, the requirement and the remedy.
     """
     if not required and min_agreement is None:
         return

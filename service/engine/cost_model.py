@@ -22,7 +22,7 @@ class CostModel:
     def __init__(self, flops: Flops, runs: Iterable[tuple[int, int, float]]) -> None:
         """Fits both parameters to the runs of the warm-up by least squares, neither below zero.
 
-        It minimizes the relative error, so that short runs, which show the fixed cost, have the same weight as long ones.
+        It minimizes the relative error, so that short runs, which show the fixed cost, count as much as long ones.
 
         Args:
             flops: The operations of a text by its length.
@@ -65,7 +65,7 @@ class CostModel:
         self._solve([value * factor + observed for value, factor, observed in zip(self._warm_up, factors, self._runs, strict=True)])
 
     def _solve(self, sums: _Sums) -> None:
-        """Takes the proportion of the two parameters from a least-squares line through the summed points, if they determine one.
+        """Sets the proportion of the two parameters by a least-squares line through the summed points, if they determine one.
 
         The prediction for the mean warm-up run never changes: the general speed is only in `slowdown`.
         """

@@ -44,7 +44,7 @@ class CudaGraphSession(threading.local):
     """
 
     def __init__(self, session: Any, open_session: Callable[[], Any] | None, device: tuple[str, int]) -> None:
-        """Takes the shared session, how to open the others (None to capture no runs), and the name and index of their device.
+        """Wraps the shared session; `open_session` opens the others (None: no run is captured), on the device of this name and index.
 
         Python calls this again in each other thread that uses the object.
         """

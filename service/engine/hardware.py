@@ -27,7 +27,7 @@ def find_gpu(index: int = 0) -> tuple[str, str]:
     """Returns the name of a GPU of the NVIDIA driver by its index, and its compute capability as `major.minor`.
 
     Raises:
-        StartError: There is no driver, or it has no such GPU for this process.
+        StartError: There is no driver, or it offers no such GPU to this process.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -57,7 +57,7 @@ def find_gpu(index: int = 0) -> tuple[str, str]:
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns the number of cores that this process may use, by CPU affinity and the CPU quota of cgroup v2."""
+    """Returns the number of cores that this process can use, by CPU affinity and the CPU quota of cgroup v2."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()

@@ -23,7 +23,7 @@ class ModelEngines:
     """The engines of a model. The multi-threaded one is created in its own thread on first use, and no run waits for it.
 
     Attributes:
-        single_threaded: The engine of the inference threads, whose runs have one thread.
+        single_threaded: The engine whose runs use only the calling inference thread.
         create: Opens the multi-threaded engine of the same graph; None if no text would be faster with it, and after its only call.
         threads: Threads of a multi-threaded run.
         min_tokens: Minimum padded tokens of a run that is faster with several threads.

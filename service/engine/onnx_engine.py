@@ -1,4 +1,4 @@
-"""OnnxEngine: a graph in an ONNX Runtime session. It pads, runs and un-pads tensors; it has no texts, tasks or queues.
+"""OnnxEngine: a graph in an ONNX Runtime session. It pads, runs and un-pads tensors, without texts, tasks or queues.
 
 A graph with a shape plan runs only in planned shapes: rows are padded to a planned length, and batches are filled up to a planned
 number of rows. The outputs of additional rows are dropped.
@@ -26,7 +26,7 @@ from bertserve.service.text.tokenizer import Encoding
 
 Feed = dict[str, NDArray[np.int32 | np.int64]]
 
-# Messages of onnxruntime, the C++ library and CUDA; none has an error type for them.
+# Messages of onnxruntime, the C++ library and CUDA, which define no error types for them.
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
 # CUDA errors after which every call of the process fails: a kernel has read or written a wrong address or failed otherwise, an assertion
 # failed, memory has an error that cannot be corrected, or the card does not answer.
@@ -137,7 +137,7 @@ class OnnxEngine:
         return np.split(output[:masks], ends[:-1])
 
     def time_runs(self, shapes: Sequence[tuple[int, int]], *, repeats: int) -> list[tuple[int, int, float]]:
-        """Warms up on dummy batches and times them, for the cost model; the fastest of `repeats` runs counts, so the first may be slow.
+        """Warms up on dummy batches and times them, for the cost model; the fastest of `repeats` runs counts, so the first can be slow.
 
         Returns:
             `(rows, length, seconds)` for each shape.
@@ -176,7 +176,7 @@ def build_feed(
     rows, longest = shape
     batch = encodings
     if rows > len(encodings):
-        # repeats a text, because a row with only padding may have no finite scores; without its masks, which are counted
+        # repeats a text, because the scores of a row with only padding can be not finite; without its masks, which are counted
         batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
     token_slices = [_token_slice(encoding, longest, left) for encoding in batch]
     values: Feed = {}
@@ -219,7 +219,7 @@ def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:
 
 
 def _run_error(error: Exception, rows: int, longest: int) -> EngineError | DeviceLostError:
-    """Returns the error of a failed run, without the library's message, which may contain a caller's ids."""
+    """Returns the error of a failed run, without the library's message, which can contain a caller's ids."""
     if lost := _DEVICE_LOST.search(str(error)):
         return DeviceLostError(f"the GPU failed ({lost[0]}), and the process must be restarted; if that repeats, check `nvidia-smi`.")
     if isinstance(error, MemoryError) or any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY):

@@ -18,7 +18,7 @@ from bertserve.service.providers import FIRST_GPU, PROVIDERS, GpuOptions, Option
 
 try:
     import onnxruntime as ort
-except ImportError as error:  # both wheels have this import name, so neither is in the base install
+except ImportError as error:  # both wheels use this import name, so neither is in the base install
     raise StartError(
         f"ONNX Runtime is not installed: `{install_command('cpu')}`, or `{install_command('gpu')}` on a machine with an NVIDIA GPU."
     ) from error
@@ -33,7 +33,7 @@ _PROBE = bytes.fromhex(
 def open_session(
     path: Path, graph: GraphSpec, *, provider: Provider, threads: int = 1, engine_cache: Path | None = None, gpu: GpuOptions = FIRST_GPU
 ) -> Any:
-    """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs have `threads` threads, or `RangeSessions` with its `run`.
+    """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs use `threads` threads, or `RangeSessions` with its `run`.
 
     `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start. `gpu` has the
     options of a session on a GPU.
@@ -51,7 +51,7 @@ class RangeSessions:
     """The sessions of a graph for ranges of lengths. A batch runs in the session of its length."""
 
     def __init__(self, graphs: Sequence[GraphSpec], sessions: Sequence[Any]) -> None:
-        """Takes the graph with the shapes of each range, the shortest first, and their sessions."""
+        """Combines the sessions of ranges of lengths, the shortest first; each graph has the shapes of its range."""
         self._ids = next(spec.name for spec in graphs[0].inputs if spec.fill == "token_ids")
         lengths = [[bucket.length for bucket in graph.shapes.buckets] for graph in graphs if graph.shapes is not None]
         self._sessions = {length: session for part, session in zip(lengths, sessions, strict=True) for length in part}

@@ -1,4 +1,4 @@
-"""Registry: finds loaded models by name and by task, and keeps the errors of those that could not be loaded."""
+"""Registry: finds loaded models by name and by task, and keeps the errors of models that could not be loaded."""
 
 import logging
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ logger = logging.getLogger("bertserve.loading")
 
 
 class Registry:
-    """The loaded models, which may change during requests; a request keeps the model that it started with.
+    """The loaded models, which can change during requests; a request keeps the model that it started with.
 
     The metrics `model_info` and `broken_models` show the same models.
 
@@ -37,7 +37,7 @@ class Registry:
         self._configured_defaults: dict[str, str] = {}
 
     def start(self, models: Iterable[Model]) -> None:
-        """Takes the first models, sorted by name, and chooses their defaults.
+        """Adds the first models, sorted by name, and chooses the defaults.
 
         Raises:
             StartError: As `configured_defaults`.
@@ -66,7 +66,7 @@ class Registry:
         logger.info("the model %s is unloaded", model.name)
 
     def keep_error(self, name: str, message: str) -> None:
-        """Keeps the error of a model that could not be loaded; an older version may still be served."""
+        """Keeps the error of a model that could not be loaded; an older version can still be served."""
         self.broken[name] = message
         self._metrics.broken_models.labels(name).set(1)
 
@@ -94,7 +94,7 @@ class Registry:
         return {model.name: model.tasks for model in self.models.values()}
 
     def default_of(self, model: Model) -> list[str]:
-        """Returns the tasks that have a model as their default."""
+        """Returns the tasks whose default is this model."""
         return [task for task in TASKS if self.defaults.get(task) == model.name]
 
     def describe(self) -> list[str]:

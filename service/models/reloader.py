@@ -33,7 +33,7 @@ class Reloader:
     """
 
     def __init__(self, settings: Settings, load: LoadModel, registry: Registry) -> None:
-        """Takes the settings with the models folders; `load` is called in a thread."""
+        """Creates a reloader for the models folders in the settings; it calls `load` on a separate thread."""
         self._settings = settings
         self._load_model = load
         self._registry = registry

@@ -33,7 +33,7 @@ class InferenceThread(threading.Thread):
         self._run_start = inf  # start of the run in these seconds; infinite while the thread waits or decodes
 
     def run(self) -> None:
-        """Runs batches until the scheduler stops or a run hangs. While it waits, it has no reference to a batch."""
+        """Runs batches until the scheduler stops or a run hangs. While it waits, it refers to no batch."""
         try:
             while self._scheduler.next_batch(self):
                 if self.batch:
@@ -44,12 +44,12 @@ class InferenceThread(threading.Thread):
             logger.critical("%s", error.message)
             self._scheduler.abort("the GPU failed, and the service must be restarted")
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
-            # `_execute` and `deliver` handle errors of the work. After one of the scheduler itself, the queue may be inconsistent.
+            # `_execute` and `deliver` handle errors of the work. After an error of the scheduler itself, the queue can be inconsistent.
             logger.critical("an inference thread died of %s. This is a bug; the service must be restarted", type(error).__name__)
             self._scheduler.abort("an inference thread died, and the service must be restarted")
 
     def count_second(self) -> float:
-        """Counts a second; returns how many its run has taken before, or a negative number if it has none."""
+        """Counts a second; returns the seconds that its run took before, or a negative number if nothing runs."""
         run_s = self._second - self._run_start
         self._second += 1
         return run_s

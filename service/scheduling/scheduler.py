@@ -23,7 +23,7 @@ logger = logging.getLogger("bertserve.scheduler")
 
 POLL_INTERVAL_S = 0.02
 
-# A run counts as hung after this many seconds, because it may read weights from a disk, and this many times its predicted seconds, which
+# A run counts as hung after this many seconds, because it can read weights from a disk, and this many times its predicted seconds, which
 # adapt to the speed of the machine.
 MIN_HANG_S, HANG_FACTOR = 5, 20
 
@@ -34,7 +34,7 @@ EXPIRED = "the request's deadline passed while it waited; send less at once, or 
 
 
 class State(IntEnum):
-    """What a scheduler does with requests; each state follows those above it."""
+    """The states of a scheduler, in order; it never returns to an earlier one."""
 
     NEW = auto()
     SERVING = auto()
@@ -68,7 +68,7 @@ class Scheduler:
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
-        self._threads = [InferenceThread(self, f"inference-{i}") for i in range(queue.threads)]  # without those that hang
+        self._threads = [InferenceThread(self, f"inference-{i}") for i in range(queue.threads)]  # the threads whose run does not hang
         self._submit = submit
         self._hangs = 0
         self._on_hang = on_hang
@@ -173,7 +173,7 @@ class Scheduler:
                 thread.batch = self.queue.start_batch(self.clock())
                 if thread.batch or thread.setup_calls:
                     if self.queue.queue_items:
-                        self._wakeup.notify()  # an idle thread may now find an item that it can start
+                        self._wakeup.notify()  # an idle thread can now find an item to start
                     return True
                 self._wakeup.wait()
         return False

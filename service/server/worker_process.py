@@ -1,4 +1,4 @@
-"""The process of a worker: it serves until its parent process stops it, or has ended."""
+"""The process of a worker: it serves until its parent process stops it or ends."""
 
 import faulthandler
 import logging
@@ -19,14 +19,14 @@ class WorkerProcess(ForkProcess):
     """A worker. `start` forks its process, which does `run`; the parent uses the other public methods and attributes."""
 
     def __init__(self, index: int, work: Callable[..., int], folder: Path, process_ids: MutableSequence[int]) -> None:
-        """Takes a number that stays when the process is replaced, the function that serves, and arguments of its `Metrics`."""
+        """Creates a process that calls `work`. A replacement gets the same `index`. Its `Metrics` get `folder` and `process_ids`."""
         super().__init__(daemon=True)
         self.index, self._work, self._folder, self._process_ids = index, work, folder, process_ids
         self._parent_id = os.getpid()
-        self._reader, self._writer = Pipe(duplex=False)  # for heartbeats, which are None, and once for one of the next two
-        self.started: Any = None  # what `on_ready` takes, if the worker is ready
-        self.error: StartError | None = None  # why it cannot start
-        self.silent_s = float("-inf")  # since the last heartbeat; there is none before models are loaded
+        self._reader, self._writer = Pipe(duplex=False)  # sends heartbeats, which are None, and once `started` or `error`
+        self.started: Any = None  # the argument of `on_ready`, once the worker is ready
+        self.error: StartError | None = None  # the reason why it cannot start
+        self.silent_s = float("-inf")  # seconds since the last heartbeat; the first one follows the load of the models
 
     def read_messages(self) -> bool:
         """Returns whether the worker has become ready since the last call."""
@@ -49,7 +49,7 @@ class WorkerProcess(ForkProcess):
         # SIGHUP waits until models are loaded; SIGINT stays blocked, because a terminal sends it to all processes, and the parent decides
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
-        faulthandler.enable()  # for SIGABRT
+        faulthandler.enable()  # prints the stacks of all threads at SIGABRT
         os.environ.pop("NOTIFY_SOCKET", None)
         self._process_ids[self.index] = os.getpid()
         metrics = Metrics(self._folder, self.index, self._process_ids)
@@ -62,8 +62,8 @@ class WorkerProcess(ForkProcess):
             logging.getLogger("bertserve.workers").critical("worker %d ends because of %s. This is a bug", self.index, type(error).__name__)
             code = 1
         if os.getppid() != self._parent_id:
-            shutil.rmtree(self._folder, ignore_errors=True)  # which the parent has not removed, because it was killed
-        os._exit(code)  # without waiting for threads
+            shutil.rmtree(self._folder, ignore_errors=True)  # the parent was killed, and did not remove it
+        os._exit(code)  # does not wait for threads
 
     def _beat(self) -> None:
         self._writer.send(None)

@@ -15,7 +15,7 @@ from bertserve.service.tasks.cost import text_bytes
 from bertserve.service.tasks.decoding import Floats, Link, apply_calibration, best_first
 from bertserve.service.tasks.step import ScoredLabels, Step, TaskGenerator, TaskModel
 
-DEFAULT_THRESHOLD = 0.5  # least score of an independent label that counts if neither the request nor the bundle has a threshold
+DEFAULT_THRESHOLD = 0.5  # threshold of an independent label if neither the request nor the bundle sets one
 _DECISION_BYTES = 256  # bytes of a decision in an answer, without its texts
 _Score = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -62,7 +62,7 @@ class Decided(BaseModel):
 
 @dataclass(slots=True)
 class DecisionRule:
-    """How to calibrate the scores of an input and to decide by them.
+    """The rule that calibrates the scores of an input and decides by them.
 
     Attributes:
         calibration: None for raw scores.
@@ -103,7 +103,7 @@ class DecisionRule:
         return calibrated, best_first(scores if len(self.calibration.scale) == 1 else calibrated)
 
     def least_score(self, label: str, default: float = float("-inf")) -> float:
-        """Returns the least score of a label that counts, which is `default` if neither the request nor the bundle has a threshold."""
+        """Returns the least score of a label that counts, which is `default` if neither the request nor the bundle sets a threshold."""
         return self.thresholds.get(label, default if self.default_threshold is None else self.default_threshold)
 
     def answer_or_labels(self, scored: Sequence[Mapping[str, Any]], answer: Any, *, exclusive: bool) -> TaskGenerator:

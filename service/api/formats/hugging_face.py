@@ -25,7 +25,7 @@ _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_an
 
 
 def read_for_task(task: str, body_type: type[TaskBody], raw: bytes, request: RequestContext, ignores: IgnoresField = is_ignored) -> Call:
-    """Reads a body of a class at a task's path; it may name a model."""
+    """Reads a body of a class at a task's path; it can name a model."""
     body = validate_as(body_type, parse_json(raw, body_type), request.state.limits, ignores)
     return _call(task, request.state.registry.for_task(task, body.model), body, request)
 
@@ -75,7 +75,7 @@ def _js_result(task: str, body: TaskBody, results: list[Any]) -> Any:
 
 
 def routes() -> list[InferenceRoute]:
-    """Returns the routes of tasks, and those of any task."""
+    """Returns the routes of single tasks, and the routes that accept any task."""
     specs = TASKS.values()
     route = partial(InferenceRoute, streams=True, tags=["inference"])
     bodies, response_type = tuple(spec.body for spec in specs), reduce(operator.or_, (spec.response_type for spec in specs))

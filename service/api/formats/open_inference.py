@@ -140,7 +140,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
 
 
 def routes() -> list[GuardedRoute]:
-    """Returns the route that runs a model, and those of metadata and probes."""
+    """Returns the route that runs a model, and the routes of metadata and probes."""
     response = Annotated[dict[str, Any], Field(examples=[_RESPONSE_EXAMPLE])]
     summary, tags = "Run a model on tensors of texts", ["open inference"]
     return [
@@ -183,13 +183,13 @@ def _inputs(task: str) -> dict[str, FieldInfo]:
 
 @cache
 def _single(task: str) -> list[str]:
-    """Returns the input tensors that have one text, because another one has a list of texts for it."""
+    """Returns the input tensors of one text, for which another tensor contains a list of texts."""
     lists = [name for name, field in _inputs(task).items() if list in types_within(field.annotation)]
     return [name for name in _inputs(task) if name not in lists] if lists else []
 
 
 def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -> list[str]:
-    """Returns the outputs of a task: all that a model has, or those for a body."""
+    """Returns the outputs of a task: all of a model, or the ones for a body."""
     parameters = getattr(body, "parameters", None)
     pooling = manifest.embedding and (getattr(parameters, "pooling", None) or manifest.embedding.pooling)
     if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64" or getattr(parameters, "decide", False):
@@ -229,7 +229,7 @@ def _tensor(name: str, values: Any, is_binary: bool) -> tuple[dict[str, Any], by
 
 
 def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str) -> dict[str, list[str]]:
-    """Returns the texts of each input by name; `binary_data` has the bytes after the JSON."""
+    """Returns the texts of each input by name; `binary_data` contains the bytes after the JSON."""
     expected, single = _inputs(task), _single(task)
     texts: dict[str, list[str]] = {}
     for tensor in inputs:

@@ -70,9 +70,9 @@ class EmbeddingsBody(TaskBody):
         """Returns one input per text.
 
         Raises:
-            InvalidValueError: The model has fewer dimensions, or returns a vector per token.
+            InvalidValueError: The model's vectors are shorter, or it returns a vector per token.
         """
-        # clients expect unit vectors, as from OpenAI and Text Embeddings Inference, and this format has no field for it
+        # clients expect unit vectors, as from OpenAI and Text Embeddings Inference, and no field of this format changes that
         parameters = embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format, normalize=True)
         inputs = embed.embed_inputs(self.items, parameters, config)
         if any(input_.parameters.pooling == "none" for input_ in inputs):

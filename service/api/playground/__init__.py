@@ -1,4 +1,4 @@
-"""The playground: a page at `/` that runs every task in a browser. It serves static files; `forms.json` has the form of each task."""
+"""The playground: a page at `/` that runs every task in a browser. It serves static files; `forms.json` describes the form of each task."""
 
 import html
 from pathlib import Path
