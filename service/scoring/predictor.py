@@ -57,7 +57,7 @@ class RowReader:
         self.column_by_input = {name: columns.get(name, name) for name in fields if name in inputs}
         self._required_columns = [column for name, column in self.column_by_input.items() if columns or name in self._required_inputs]
         self._body_keys = required_fields(body)
-        # options of /rerank are fields of the body, except those of decisions
+        # options of /rerank are fields of the body, except the options of decisions
         options = body.model_fields.keys() - body.parameters_type.model_fields.keys() - {"model", *self._body_keys}
         inner = {key: value for key, value in parameters.items() if key not in options}
         self._parameters = {key: parameters[key] for key in parameters if key in options} | ({"parameters": inner} if inner else {})
@@ -71,10 +71,10 @@ class RowReader:
         self.block_rows = min(BLOCK_ROWS, BLOCK_BYTES // max(1, answer_bytes))
 
     def check(self, columns: Sequence[str], added: Sequence[str]) -> None:
-        """Checks the columns of a file, and those that the output adds.
+        """Checks the columns of a file, and the columns that the output adds.
 
         Raises:
-            SettingsError: The file lacks a required column, or the output would have a column twice.
+            SettingsError: The file lacks a required column, or the output would repeat a column.
         """
         if missing := [column for column in self._required_columns if column not in columns]:
             hint = did_you_mean(missing[0], columns, "choose others with --columns.")
@@ -89,7 +89,7 @@ class RowReader:
 
         Raises:
             InvalidValueError: A value is missing or wrong.
-            TooLargeError: A text is too long, or a list has too many items.
+            TooLargeError: A text or a list is too long.
         """
         inputs: dict[str, Any] = {}
         for name, column in self.column_by_input.items():
@@ -164,7 +164,7 @@ class Predictor:
                 row.warnings = [warning for _, warning in progress.prediction.warnings]
                 if progress.prediction.truncated:
                     row.warnings.append(truncation_warning(self.manifest.tokenizer.max_length))
-        while open_rows:  # the current steps of all together
+        while open_rows:  # runs the current steps of all rows together
             outputs = self._outputs([item for _, _, items in open_rows for item in items])
             run_rows, open_rows = open_rows, []
             for row, progress, items in run_rows:

@@ -34,7 +34,7 @@ class Scorer:
             raise SettingsError(f"`{model}` has the version {self._predictor.version}, not {version}; give all nodes the same bundle.")
 
     def __call__(self, batch: Any) -> Any:
-        """Returns the rows of a batch, which is a table or has an array for each column, as a table with three more columns."""
+        """Returns the rows of a batch, a table or an array for each column, as a table with three more columns."""
         table = batch if isinstance(batch, pa.Table) else pa.table(dict(batch))
         self._predictor.reader.check(table.column_names, (*self._names, "error"))
         rows = rows_of(table, self._predictor.reader.column_by_input.values())
@@ -60,7 +60,7 @@ def score_on_ray(settings: ScoreSettings, source: str, output: str, address: str
         start = time.perf_counter()
         ray.data.read_parquet(source).map_batches(Scorer, **options).write_parquet(output, mode="error")
         seconds, total, rejected = time.perf_counter() - start, 0, 0
-        with suppress(FileNotFoundError):  # without rows
+        with suppress(FileNotFoundError):  # a result without rows is not written
             errors = ray.data.read_parquet(output, columns=["error"])
             total, rejected = errors.count(), errors.filter(lambda row: row["error"] is not None).count()
         print(f"{plural(total, 'row')}, {rejected} with errors, in {seconds:.1f} s: {total / seconds:,.0f} rows/s", file=sys.stderr)

@@ -22,7 +22,7 @@ with suppress(ImportError):  # the extra `parquet`
 # Maximum bytes of a block's rows in the file, so that long rows need no more memory than short ones.
 BLOCK_BYTES = 2**24
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-_NOT_TEXT = re.compile("decimal|binary|duration|map<")  # types of Arrow that have no usual form in JSON and CSV
+_NOT_TEXT = re.compile("decimal|binary|duration|map<")  # types of Arrow without a usual form in JSON and CSV
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # `surrogateescape` makes these of bytes that are not UTF-8
 _QUOTED = re.compile('[",\t\r\n]')
 
@@ -35,7 +35,7 @@ class Row:
         line: Number of its first line in a text file, from 1.
         raw: Its JSON object as read, for JSON Lines.
         values: Column -> value.
-        error: The reason why it has no answer.
+        error: The reason why there is no answer.
         prediction: The result of its task, as the endpoint returns it for one input.
         warnings: The warnings about its answer.
         input: The input of its task.
@@ -147,7 +147,7 @@ def _arrow_errors(path: Path) -> Iterator[None]:
 def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> tuple[Sequence[str], Iterator[RowBlock]]:
     """Returns the columns and the blocks of a file; rows have the `inputs` among its columns, or all columns if it is None, for text."""
     with _arrow_errors(path):
-        # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
+        # INT96 counts days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
         file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     column = next((column for column in file.schema_arrow if _NOT_TEXT.search(str(column.type))), None)
     if column is not None and inputs is None:
@@ -167,10 +167,10 @@ def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> t
 
 
 def rows_of(table: Any, inputs: Collection[str] | None) -> list[Row]:
-    """Returns the rows of a table with the `inputs` among its columns, or all if it is None. A row with a broken value has an error."""
+    """Returns the rows of a table with the `inputs` among its columns, or all if it is None. A row with a broken value gets an error."""
     table = table.select([name for name in table.column_names if inputs is None or name in inputs])
     for index, column in enumerate(table.schema):
-        if pa.types.is_timestamp(column.type):  # Python has no nanoseconds
+        if pa.types.is_timestamp(column.type):  # Python's times lack nanoseconds
             table = table.set_column(index, column.name, table.column(index).cast(pa.timestamp("us", column.type.tz), safe=False))
     rows = [Row() for _ in range(len(table))]
     for index, row in enumerate(rows):
@@ -184,7 +184,7 @@ def rows_of(table: Any, inputs: Collection[str] | None) -> list[Row]:
 def read_blocks(
     path: Path, formats: tuple[str, str], inputs: Collection[str], added: Sequence[str], max_rows: int
 ) -> tuple[Sequence[str], Iterator[RowBlock]]:
-    """Returns the columns of a file, none for JSON Lines, and its blocks; the output has the columns `added`."""
+    """Returns the columns of a file, none for JSON Lines, and its blocks; the output gets the columns `added`."""
     if formats[0] == "parquet":
         return read_parquet(path, inputs if formats[1] == "parquet" else None, max_rows)
     columns, rows = ((), read_json_lines(path, added)) if formats[0] == "jsonl" else read_delimited(path, DELIMITERS[formats[0]])
@@ -200,7 +200,7 @@ class LineWriter:
     delimiter: str
 
     def write(self, block: RowBlock, _: Path | None) -> bytes:
-        """Returns the rows that have an answer."""
+        """Returns the answered rows."""
         return b"".join(self._line(row) for row in block.rows if row.error is None)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
@@ -255,7 +255,7 @@ class ParquetWriter:
     names: Sequence[str]
 
     def write(self, block: RowBlock, previous_part: Path | None) -> bytes:
-        """Returns the rows that have an answer, as a file; the types are those of `previous_part`."""
+        """Returns the answered rows as a file, with the types of `previous_part`."""
         schema, data = pq.read_schema(previous_part) if previous_part else pa.schema([]), pa.BufferOutputStream()
         table = block.table
         if table is None:  # the columns of CSV and TSV are texts
@@ -267,7 +267,7 @@ class ParquetWriter:
 
     def join(self, parts: Sequence[Path], path: Path) -> None:
         """Writes all parts to a file."""
-        # a part without an entity, for example, does not have the type of entities, but the last part has the types of all
+        # a part without an entity, for example, lacks the type of entities, but the last part has the types of all parts
         with pq.ParquetWriter(path, pq.read_schema(parts[-1])) as writer:
             for part in parts:
                 writer.write_table(pq.ParquetFile(part).read().cast(writer.schema))

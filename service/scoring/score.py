@@ -1,6 +1,6 @@
 """The command `bert-serve score`: reads a file in blocks, and writes a file with a prediction for each row.
 
-Each block becomes a part: `part-00042` has the rows of block 42 that have an answer, and `rejected-00042` a line about each of the others.
+Each block becomes a part: `part-00042` contains the answered rows of block 42, and `rejected-00042` a line about each of the others.
 At the end, the parts become one file, and each file is complete when it appears. So a run that was killed continues with the same bytes.
 """
 
@@ -31,9 +31,9 @@ from bertserve.service.settings import ScoreSettings
 
 
 def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, formats: tuple[str, str], max_rejected: int) -> int:
-    """Scores the rows of `source`, and writes those with an answer and the reasons why others have none; returns the exit code.
+    """Scores the rows of `source`, and writes the answered ones, and the reasons for rejecting the others; returns the exit code.
 
-    `formats` are those of the input and of the output: `jsonl`, `csv`, `tsv` or `parquet`. More than `max_rejected` rows stop the run.
+    `formats` are the input's and the output's: `jsonl`, `csv`, `tsv` or `parquet`. More than `max_rejected` rows stop the run.
 
     Raises:
         StartError: A setting or the input is wrong, or a file cannot be read or written.
@@ -94,7 +94,7 @@ def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks
 
 
 class Parts:
-    """The parts of an output file, in a folder whose name has a digest of everything that affects the bytes of the output."""
+    """The parts of an output file, in a folder whose name contains a digest of everything that affects the bytes of the output."""
 
     def __init__(self, output: Path, rejected: Path, max_rejected: int, writer: rows.LineWriter | rows.ParquetWriter, facts: Any) -> None:
         """Finds the parts of an earlier run with the same `facts` that was stopped; without them, `output` and `rejected` must be new."""
@@ -106,7 +106,7 @@ class Parts:
             # the files of a run that was killed before it removed its parts are checked at the end
             if os.path.lexists(path) and not self._folder.exists():
                 raise SettingsError(f"`{path}` exists already; remove it, or give another name.")
-        self.rows = 0  # of the parts that are complete
+        self.rows = 0  # number of rows in the complete parts
         self.written = next(n for n in count() if not all(self._path(kind, n).exists() for kind in ("part", "rejected")))
         self._rejected_rows = sum(self._path("rejected", index).read_bytes().count(b"\n") for index in range(self.written))
 
@@ -114,7 +114,7 @@ class Parts:
         return self._folder / f"{kind}-{index:05}"
 
     def write(self, index: int, block: rows.RowBlock) -> None:
-        """Writes the part of the next block: its rows that have an answer, and a line for each of the others."""
+        """Writes the part of the next block: its answered rows, and a line for each of the others."""
         part = self._writer.write(block, self._path("part", index - 1) if index else None)  # it can reject rows
         reasons = [
             {"row": number, "line": row.line, "error": row.error.message, "error_type": row.error.error_type}
@@ -146,7 +146,7 @@ class Parts:
     def _complete(self, kind: str, target: Path) -> Iterator[Path]:
         """Yields the path of a new file, which becomes `target` when it is complete, unless `target` exists with another content."""
         self._folder.mkdir(exist_ok=True)
-        path = self._folder / f".{kind}-{os.getpid()}"  # not that of another run
+        path = self._folder / f".{kind}-{os.getpid()}"  # a name that no other run uses
         yield path
         with path.open("rb") as file:
             os.fsync(file.fileno())

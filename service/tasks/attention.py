@@ -1,7 +1,7 @@
 """Attention: the weight of each token of a text for each other token, by layer and head, like transformers' `attentions` and BertViz.
 
 Every bundle that was exported with `--attentions` answers it, whatever its task. Layers and heads are counted from 0, as in `attentions`;
-negative numbers count from the end. Texts are never truncated, because the weights of half a text are not those of the text.
+negative numbers count from the end. Texts are never truncated, because half a text has other weights.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ Maps = Sequence[tuple[int, int]]  # layer and head of each requested map, counte
 
 
 def select_maps(parameters: AttentionParameters, counts: Sequence[int]) -> Maps:
-    """Returns layer and head of each requested map; `counts` has the number of heads of each layer.
+    """Returns layer and head of each requested map; `counts` gives the number of heads of each layer.
 
     Raises:
         InvalidValueError: The model lacks a layer or head, or one is named twice.
@@ -92,7 +92,7 @@ def read_attention(input_: TextInput[Maps], model: TaskModel) -> TaskGenerator:
         offsets[start : start + len(text)] = text.offsets
     cost = Cost(
         _weight_bytes(input_, length) + sum(ENTRY_BYTES + text_bytes(token) for token in tokens),
-        reserved_tokens=len(encoding.maps) * length**2 // 1024,  # the vector of a token has about as many values
+        reserved_tokens=len(encoding.maps) * length**2 // 1024,  # a token's vector has about this many values
     )
     [row] = yield Step([encoding], cost, copy_outputs)
     weights = dict(zip(encoding.maps, row[OUTPUT], strict=True))

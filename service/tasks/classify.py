@@ -133,7 +133,7 @@ def _cut(
 ) -> tuple[list[list[range]], tuple[ReadSpan, ...]]:
     """Returns the tokens of each text for each encoding of an input over the model's length, and the spans that the model reads."""
     parameters, lengths = input_.parameters, list(map(len, tokens))
-    if parameters.window is not None:  # each window of a pair has the whole first text and a part of the second
+    if parameters.window is not None:  # each window of a pair contains the whole first text and a part of the second
         remedy = "shorten the first text" if len(lengths) > 1 else ""
         ranges = windows(lengths[-1], room - sum(lengths[:-1]), parameters.stride, side, remedy=remedy)
         return [[*map(range, lengths[:-1]), token_range] for token_range in ranges], tokens[-1].read_spans(ranges, fields[-1])
@@ -208,7 +208,7 @@ def _has_one_label(input_: TextInput[ClassifyParameters], manifest: Manifest) ->
 
 
 def _explanation_bytes(input_: TextInput[ClassifyParameters], length: int) -> int:
-    """Returns the maximum bytes of the explanation of a text of `length` tokens, which has at most as many words."""
+    """Returns the maximum bytes of the explanation of a text of `length` tokens, which contains at most as many words."""
     return MAX_EXPLAINED * length * ENTRY_BYTES if input_.parameters.explain else 0
 
 

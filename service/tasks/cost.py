@@ -81,7 +81,7 @@ def total_chars(chars: Sequence[int]) -> int:
     """Returns the characters to tokenize of all inputs of a request, given the characters of each input; at least one.
 
     Raises:
-        TooLargeError: An input has too many characters.
+        TooLargeError: An input is too long.
     """
     if (longest := max(chars)) > MAX_TOKENIZED_CHARS:
         error = TooLargeError(

@@ -197,7 +197,7 @@ def decision_rule(
     requested_thresholds, minimum = parameters.threshold, parameters.min_confidence
     stored = calibration.thresholds if calibration is not None and requested_thresholds is None else ()
     for_label_sets = any(item.aim == "coverage" for item in stored)
-    # label sets have one common threshold
+    # label sets share one threshold
     thresholds = {item.label: item.threshold for item in stored if item.label is not None and not for_label_sets}
     default_threshold = next((item.threshold for item in stored if item.label is None), None)
     if isinstance(requested_thresholds, dict):

@@ -33,7 +33,7 @@ def activate(logits: Floats, activation: Activation) -> Floats:
 def apply_calibration(scores: Floats, link: Link, scale: Sequence[float], bias: Sequence[float]) -> Floats:
     """Returns calibrated scores, float32 [..., labels] like `scores`, which are of all windows together: `link` of `scale * logits + bias`.
 
-    `scale` and `bias` have one value, or one per label. With the link `none`, scores are logits.
+    `scale` and `bias` contain one value, or one per label. With the link `none`, scores are logits.
     """
     logits = (np.array(scale) * to_logits(scores, link) + np.array(bias)).astype(np.float32)
     return np.exp(np.minimum(logits, 0)) if link == "power" else activate(logits, link)

@@ -27,7 +27,7 @@ from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 TASK = "fill-mask"
-MAX_MASKS = 64  # masks of a text; each has the logits of the whole vocabulary in memory
+MAX_MASKS = 64  # masks of a text; each needs memory for the logits of the whole vocabulary
 MAX_TARGET_CHARS = 2**14  # characters of all targets
 
 
@@ -43,7 +43,7 @@ class FillMaskParameters(ClosedModel):
 
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of tokens for each mask, at most `--max-top-k`.")] = 5
     targets: Annotated[
-        # no entry of a vocabulary is longer
+        # longer than every entry of a vocabulary
         Annotated[list[Annotated[str, Field(max_length=256)]], Field(fail_fast=True, min_length=1, max_length=1000)] | None,
         BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
         AfterValidator(_check_targets),
@@ -55,7 +55,7 @@ class FillMaskParameters(ClosedModel):
 
 @dataclass(slots=True)
 class FillMaskInput(TextInput[FillMaskParameters]):
-    """A text with masks. Its `other_chars` are its part of the characters of the targets.
+    """A text with masks. Its `other_chars` are its share of the characters of the targets.
 
     Attributes:
         resolve_targets: Returns the result of `target_ids`, or with `joint` of `target_slots`; None if any token can fill a mask. All
@@ -72,7 +72,7 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     `{score, token, token_str, sequence}`; `sequence` is the whole text with the token instead of the mask.
 
     Raises:
-        InvalidValueError: There is no mask, or too many, or none of the targets has a token.
+        InvalidValueError: There is no mask, there are too many, or no target contains a token.
     """
     tokenizer = model.tokenizer
     ids, mask = tokenizer.tokenize([input_.text])[0].ids, tokenizer.spec.mask
@@ -136,7 +136,7 @@ def _check_masks(count: int, mask: str, text: str) -> None:
     if count > MAX_MASKS:
         raise InvalidValueError("the text has {count} masks and {limit} are allowed; split it.", count=count, limit=MAX_MASKS)
     if count == 0:
-        other = re.search(r"\[MASK\]|<mask>|___", text)  # of other models
+        other = re.search(r"\[MASK\]|<mask>|___", text)  # masks of other models
         raise InvalidValueError(
             "the text has no mask; write `{known}` for each word to fill in{instead}.",
             known=mask,

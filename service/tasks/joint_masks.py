@@ -26,9 +26,9 @@ from bertserve.service.tasks.step import Step, TaskGenerator, TextInput
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8  # fillings that are kept after each mask; each one is a run for the next mask
-# Maximum masks of a text, including those for targets of several tokens: the run for each mask follows the run for the one before.
+# Maximum masks of a text, with one per token of a target: the run for each mask follows the run for the one before.
 MAX_JOINT_MASKS = 16
-# Maximum number of texts with different numbers of masks; each has a beam of its own.
+# Maximum number of texts with different numbers of masks; each one is searched with its own beam.
 MAX_PATTERNS = 64
 
 TokenTuple = tuple[int, ...]
@@ -73,7 +73,7 @@ class Pattern:
         return ids
 
     def split(self, tokens: TokenTuple) -> list[TokenTuple]:
-        """Returns the tokens of each slot; the current slot has fewer, and later ones have none."""
+        """Returns the tokens of each slot: fewer than its size for the current slot, none for later ones."""
         parts, first = [], 0
         for slot in self.slots:
             parts.append(tokens[first : first + slot.size])
@@ -91,7 +91,7 @@ def fill_jointly(
 ) -> TaskGenerator:
     """Returns the best fillings of all masks of a text together, by falling score.
 
-    `masks` are the positions of the masks in the token ids of the text, at least one; `slots` has None if any token fills each mask.
+    `masks` are the positions of the masks in the token ids of the text, at least one; `slots` contains None for a mask that any token can fill.
 
     Raises:
         InvalidValueError: There are too many masks or texts, or the masks of a text do not fit the model's length.
@@ -114,7 +114,7 @@ def fill_jointly(
     specials = tokenizer.spec.max_length - room
     tokens = sum(_max_runs(pattern.slots, beam) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
     cost = candidates_cost(input_.text, longest, count, masks=mask_count) + Cost(reserved_tokens=tokens)
-    yield Step([], cost, truncated=longest > room, warnings=warnings)  # the search starts after its total cost has been checked
+    yield Step([], cost, truncated=longest > room, warnings=warnings)  # the search starts after the check of its total cost
     return (yield from _search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
@@ -199,7 +199,7 @@ def _search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: To
 def _best(choices: Sequence[tuple[int, NDArray[np.int64] | None]], index: int, row: Outputs) -> Outputs:
     """Returns the best `tokens` of one mask, int64 [tokens], and the logarithms of their probabilities as `log_probs`, float64.
 
-    `choices` has the maximum number of tokens and the allowed ones for each encoding.
+    `choices` gives the maximum number of tokens and the allowed ones for each encoding.
     """
     logits = row["logits"][0].astype(np.float64)
     shifted = logits - logits.max()
@@ -209,7 +209,7 @@ def _best(choices: Sequence[tuple[int, NDArray[np.int64] | None]], index: int, r
 
 
 def _extended(fillings: Sequence[Filling], rows: Sequence[Outputs], count: int) -> list[Filling]:
-    """Returns the best `count` fillings with one more mask filled; `rows` has the result of `_best` for each filling."""
+    """Returns the best `count` fillings with one more mask filled; `rows` contains the result of `_best` for each filling."""
     surprisals = [surprisal - row["log_probs"] for (surprisal, _), row in zip(fillings, rows, strict=True)]
     all_surprisals = np.concatenate(surprisals)
     count = min(count, len(all_surprisals))

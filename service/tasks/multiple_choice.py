@@ -1,7 +1,7 @@
 """Multiple choice: the best of several choices for a question or a text, as in SWAG and RACE.
 
 Each choice forms a pair with its question or text, and the model gives it one logit; the scores are the softmax over a question's choices.
-Pairs are those of the `run_swag` and RACE examples of transformers: without a context, the question and the choice; with one, the context
+Pairs are as in the `run_swag` and RACE examples of transformers: without a context, the question and the choice; with one, the context
 and "question choice", joined by a space. As there, a pair over the model's length is truncated, the longer text first, with a warning.
 """
 

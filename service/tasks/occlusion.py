@@ -1,7 +1,7 @@
 """Occlusion: the importance of each word for a score, found by leaving it out. All variants of an input run after its score is known.
 
 A word is left out by deleting its tokens. The text is not tokenized again, so the other tokens and the offsets stay the same.
-A mask token instead of the word was not better on the included classifier (bench/results/2026-11-23-explain.md), and most models have none.
+A mask token instead of the word was not better on the included classifier (bench/results/2026-11-23-explain.md), and most models lack one.
 """
 
 from collections.abc import Callable, Sequence

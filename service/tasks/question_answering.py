@@ -1,6 +1,6 @@
 """Extractive question answering: the span of a passage that answers a question, over all windows of the passage.
 
-With `duplicates: "sum"` the answers are those of the `question-answering` pipeline of transformers 5.2.0, the last version with
+With `duplicates: "sum"` the answers equal those of the `question-answering` pipeline of transformers 5.2.0, the last version with
 this pipeline, including its limit of candidates. The default, `"best"`, searches every span and gives equal texts their best
 score, so that scores stay within [0, 1].
 """
@@ -69,7 +69,7 @@ class PassageWindows:
     def probabilities(self, encoding: Encoding, count: int, row: Outputs) -> tuple[float, Floats, Floats]:
         """Returns the probability of "no answer", and of each of an encoding's `count` tokens of the passage to be the first and the last.
 
-        The probability of "no answer" has no meaning if there is no [CLS].
+        Without [CLS], the probability of "no answer" is meaningless.
         """
         cls_positions = [] if self.tokenizer.spec.cls_index is None else [self.tokenizer.spec.cls_index]
         place = np.array([*cls_positions, *range(encoding.start, encoding.start + count)])
@@ -86,7 +86,7 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
 
     Raises:
         InvalidValueError: The question or the passage is empty, a window is too small for question and stride, "no answer" is requested
-            from a model without a token for it, or the explanation has too many words.
+            from a model without a token for it, or there are too many words to explain.
     """
     parameters = input_.parameters
     is_summed = parameters.duplicates == "sum"
@@ -99,7 +99,7 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
     )
     scored_windows = list(zip(read.encodings, read.token_ranges, rows, strict=True))
     if is_summed and model.tokenizer.spec.truncation_side == "left":
-        # transformers 5.2.0 keeps the first of equal answers, and its order has the last window first
+        # transformers 5.2.0 keeps the first of equal answers, and starts with the last window
         scored_windows.reverse()
     no_answer_scores = []
     for encoding, window, row in scored_windows:
@@ -163,7 +163,7 @@ def cut_passage(input_: TextInput[QuestionAnsweringParameters], tokenizer: Token
     room = length - (tokenizer.spec.max_length - tokenizer.max_text_tokens(pair=True)) - len(question)
     stride = parameters.doc_stride
     if stride is None and default_stride(length) < room:
-        stride = default_stride(length)  # as in transformers, which has no default for a longer question
+        stride = default_stride(length)  # as in transformers, which sets no default for a longer question
     remedy = "make `max_seq_len` greater or the question shorter"
     token_ranges = windows(len(passage), room, stride, tokenizer.spec.truncation_side, field="doc_stride", remedy=remedy)
     encodings = [tokenizer.assemble(question.ids, passage.ids[window.start : window.stop]) for window in token_ranges]
@@ -187,7 +187,7 @@ def _explain(
 ) -> TaskGenerator:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
-    `best` gets the explanation; `window` has the tokens of its window, and `span` its own tokens, None for "no answer".
+    `best` gets the explanation; `window` are the tokens of its window, and `span` its own tokens, None for "no answer".
     """
     words = [word for word in find_words(read.passage, window) if span is None or not _overlaps(word, best, span)]
     question = OccludedText("question", read.question, range(len(read.question)), find_words(read.question))
@@ -211,7 +211,7 @@ def _overlaps(word: Word, answer: dict[str, Any], span: range) -> bool:
 
 
 class Question(ClosedModel):
-    """A question and the passage that has the answer."""
+    """A question and the passage that contains the answer."""
 
     question: str
     context: str

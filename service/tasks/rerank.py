@@ -1,6 +1,6 @@
 """Reranking: how well each of several texts answers a query, with a cross-encoder, which reads query and text together.
 
-A cross-encoder is a text classification model with one label. Answers are those of Hugging Face's Text Embeddings
+A cross-encoder is a text classification model with one label. Answers are as in Hugging Face's Text Embeddings
 Inference: the sigmoid of the model's one logit, whatever its own activation is, or on request the logit. With two labels, the name of
 one must say that it is the relevant one: `relevant...`, or `yes` next to `no`. Its probability is then the score, and its log odds are
 the logit, so the sigmoid of the logit is the score here too. `LABEL_0` and `LABEL_1` do not say which is relevant, and the wrong one

@@ -60,7 +60,7 @@ class SimilarityParameters(ClosedModel):
 
 
 class Sentences(ClosedModel):
-    """The sentences of a request: a source and those to compare with it."""
+    """The sentences of a request: a source and the sentences to compare with it."""
 
     source_sentence: str
     sentences: Annotated[list[str], LIST_LIMIT]
@@ -83,7 +83,7 @@ class SimilarityBody(TaskBody):
         """Returns the only input, with the bundle's defaults for unset parameters.
 
         Raises:
-            InvalidValueError: The model has no prompt of this name, or its own pooling returns a vector for each token.
+            InvalidValueError: The model lacks a prompt of this name, or its own pooling returns a vector for each token.
         """
         parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
         [input_] = embed.embed_inputs([self.inputs.source_sentence], parameters, config)

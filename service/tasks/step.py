@@ -42,7 +42,7 @@ class Step:
         cost: Cost of the input in addition to these encodings and earlier steps, including the tokens of later steps.
         keep: Index of an encoding and its outputs -> the arrays that the task needs, as copies: the outputs are views of arrays that other
             requests share, and they would stay in memory until the last encoding has run. The default, for a few numbers, copies nothing.
-        small_outputs: Whether the task needs only the graph's small outputs, if it has some.
+        small_outputs: Whether the graph's small outputs, if any, are sufficient for the task.
         scored_labels: Predictions with calibrated scores, for the metrics. Only later steps set this and `abstained`.
         abstained: Whether there is no decision, although one was requested.
         truncated: Whether text was cut. Only the first step sets this and the following attributes.

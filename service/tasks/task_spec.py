@@ -23,8 +23,7 @@ class Derivation:
 
     Attributes:
         base: Task of the bundles; None if bundles of any task can answer.
-        discriminator: Path of nested keys that only bodies of this task have. A body at a model's own path is for this task if it
-            has them.
+        discriminator: Path of nested keys in bodies of this task, and of no other. At a model's own path, they select this task.
         compatible: Returns whether a bundle of that task can answer.
         needs: Description of the requirement; empty if every bundle of that task is compatible.
     """
@@ -43,7 +42,7 @@ class TaskSpec:
         name: Its Hugging Face name, as in manifests and pipelines.
         path: Its endpoint, without the first slash.
         title: A short description for OpenAPI.
-        body: The body of a request; its fields have the limits, and the descriptions for OpenAPI.
+        body: The body of a request; its fields define the limits, and the descriptions for OpenAPI.
         response_type: Type of the response's body, for OpenAPI.
         function: The task's generator function, which yields encodings and returns the result.
         derivation: Set if bundles of other tasks answer the task.

@@ -24,7 +24,7 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
 from bertserve.service.text.words import convert_offsets, trimmed
 
-# First letters of tags; those that begin an entity, and those that end one.
+# First letters of tags; the letters that begin an entity, and the letters that end one.
 TAG_LETTERS, BEGIN_LETTERS, END_LETTERS = "BIESLU", "BSU", "ESLU"
 OUTSIDE = "O"
 
@@ -106,7 +106,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
 
 
 def entity_groups(config: ModelConfig) -> list[str]:
-    """Returns the names that an entity can have; the names of a token are the labels."""
+    """Returns the possible names of an entity; the names of a token are the labels."""
     return sorted({*map(_group_name, config.tags or config.labels)})
 
 
@@ -135,7 +135,7 @@ def _tokens(
 def _entities(
     text: str, spans: Sequence[tuple[int, int]], scores: Floats, tags: Sequence[str], ignored: Set[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yields the entities, which are groups of tokens or of words; each of these has a span and scores, float32 [spans, labels]."""
+    """Yields the entities, which are groups of tokens or of words; each of these comes with a span and scores, float32 [spans, labels]."""
     best = scores.argmax(axis=-1)
     best_scores = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
     best_tags = [tags[label] for label in best.tolist()]
@@ -150,7 +150,7 @@ def _entities(
 def merge_windows(encodings: Sequence[Encoding], token_ranges: Sequence[range], logits: Sequence[Floats]) -> Floats:
     """Returns float32 [tokens, values] of a whole text: the values of each token are from the window in which it is farthest from an edge.
 
-    The ends of the text do not count as edges. If a token has the same distance in two windows, the earlier window counts.
+    The ends of the text do not count as edges. If its distance is the same in two windows, the earlier window counts.
     """
     parts, start = [], 0
     for index, (encoding, window, values) in enumerate(zip(encodings, token_ranges, logits, strict=True)):
@@ -185,7 +185,7 @@ def pipeline_words(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
         yield word
 
 
-# each returns the scores of a word, float32 [labels], from those of its tokens, float32 [tokens, labels]
+# each returns the scores of a word, float32 [labels], from its tokens' scores, float32 [tokens, labels]
 _WORD_SCORES: dict[Strategy, Callable[[Floats], Floats]] = {
     "first": lambda scores: scores[0],
     "average": lambda scores: scores.mean(axis=0),

@@ -23,7 +23,7 @@ from bertserve.service.bundle.manifest import SpecialPart, TokenizerSpec
 from bertserve.service.errors import EngineError, InvalidValueError, StartError
 
 TokenIds = Sequence[int]
-# A part of an input that the model reads in one encoding: the name of its text, empty if the input has only one, the index of its first
+# A part of an input that the model reads in one encoding: the name of its text, empty if it is the only one, the index of its first
 # code point, and the index after its last one.
 ReadSpan = tuple[str, int, int]
 INLINE_CHARS = 600  # characters that are tokenized on the event loop: about 0.2 ms, at 0.3 us per character
@@ -111,7 +111,7 @@ class Tokenizer:
             pair: spec.max_length - sum(isinstance(part, SpecialPart) for part in parts) for pair, parts in self._templates.items()
         }
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
-        # the library's flag for special tokens has no effect for a spelling that the vocabulary itself has, as a piece or a whole word
+        # the library ignores its flag for special tokens if the vocabulary itself contains the spelling, as a piece or a whole word
         self._reserved = _special_ids(self._tokenizer, spec) - {self._replacement_id}
         special = [token.id for token in spec.added_tokens if token.special]
         self._skipped_ids = frozenset(special if spec.mask is None else [*special, spec.mask.id])
@@ -189,7 +189,7 @@ class Tokenizer:
         `masks` are the indices of the masks to fill, in the last text.
 
         Raises:
-            InvalidValueError: The encoding would have no tokens: the text has none, and the template adds none.
+            InvalidValueError: The encoding would be empty: the text has no tokens, and the template adds none.
         """
         ids: list[int] = []
         type_ids: list[int] = []
@@ -247,7 +247,7 @@ def _load(path: Path) -> tuple[Any, int | None, int]:
 
 
 def _special_ids(tokenizer: Any, spec: TokenizerSpec) -> set[int]:
-    """Returns the ids that a text must not produce: those of all special tokens except the mask."""
+    """Returns the ids that a text must not produce: the ids of all special tokens except the mask."""
     ids = {id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     ids |= {part.id for part in spec.parts if isinstance(part, SpecialPart)} | {spec.pad_id}
     return ids - (set() if spec.mask is None else {spec.mask.id})

@@ -39,7 +39,7 @@ def windows(
     windows, so that `room` is not positive; it is empty for a single text.
 
     Raises:
-        InvalidValueError: The text needs too many windows, or windows have no room or are too small for `stride`.
+        InvalidValueError: The text needs too many windows, or windows are too small for the text or for `stride`.
     """
     if count <= room:
         return [range(count)]

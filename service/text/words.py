@@ -34,7 +34,7 @@ class Word:
 def find_words(tokens: Tokens, token_range: range | None = None) -> list[Word]:
     """Returns the words of a text in order; each token belongs to at most one word.
 
-    `token_range` has the tokens to use, which can split words at the edges; None for all.
+    `token_range` gives the tokens to use, which can split words at the edges; None for all.
     """
     text = tokens.text
     token_range = range(len(tokens)) if token_range is None else token_range
@@ -58,13 +58,13 @@ def find_words(tokens: Tokens, token_range: range | None = None) -> list[Word]:
 
 
 def most_within(words: Sequence[Word], windows: Sequence[range]) -> int:
-    """Returns the maximum number of words, including partial ones, in a window; `windows` has the windows' tokens."""
+    """Returns the maximum number of words, including partial ones, in a window; `windows` gives the windows' tokens."""
     starts, stops = [word.tokens.start for word in words], [word.tokens.stop for word in words]
     return max(bisect_left(starts, window.stop) - bisect_right(stops, window.start) for window in windows)
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns a span without white space at its ends, which the tokens of some tokenizers have; only white space becomes an empty span."""
+    """Returns a span without white space at its ends, which some tokenizers include in tokens; only white space becomes an empty span."""
     piece = text[start:end]
     start += len(piece) - len(piece.lstrip())
     return start, max(start, end - (len(piece) - len(piece.rstrip())))
