@@ -175,7 +175,7 @@ def decision_rule(
 ) -> DecisionRule:
     """Returns the rule for the inputs of a request; by default it calibrates the scores if the model has a calibration.
 
-    `labels` are the names that `threshold` and the decision may have. A calibration applies neither to logits nor to zero-shot
+    `labels` are the names that `threshold` and the decision can contain. A calibration applies neither to logits nor to zero-shot
     classification. If the scores are not `probabilities`, which are from 0 to 1, a threshold can be any number.
 
     Raises:

@@ -91,7 +91,7 @@ def fill_jointly(
 ) -> TaskGenerator:
     """Returns the best fillings of all masks of a text together, by falling score.
 
-    `masks` are the positions of the masks in the token ids of the text, at least one; `slots` contains None for a mask that any token can fill.
+    `masks` are the positions of the masks in the token ids of the text, at least one; `slots` contains None if any token can fill a mask.
 
     Raises:
         InvalidValueError: There are too many masks or texts, or the masks of a text do not fit the model's length.

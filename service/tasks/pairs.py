@@ -27,7 +27,7 @@ def encode_pairs(tokenizer: Tokenizer, first: str, others: Iterable[str], cut: C
 def longest_first(tokenizer: Tokenizer, side: Side | None = None, *, must_fit: bool, field: str, option: str) -> Cut:
     """Returns a function that cuts the longer text of a pair first, at the end `side`; None for the model's own.
 
-    If `must_fit` is true, it raises an InvalidValueError for a pair that is too long: `field` names the other texts, and `option` truncates.
+    If `must_fit` is true, it raises InvalidValueError for a pair that is too long: `field` names the other texts, and `option` truncates.
     """
     room = tokenizer.max_text_tokens(pair=True)
 

@@ -28,7 +28,7 @@ from bertserve.service.tasks import classify, embed, multiple_choice, rerank, si
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 
-BINARY_TYPE = "application/octet-stream"  # of JSON with binary tensors after it
+BINARY_TYPE = "application/octet-stream"  # JSON, followed by binary tensors
 _BINARY_CONTENT = {BINARY_TYPE: {"schema": {"type": "string", "format": "binary", "description": "JSON, followed by binary tensors."}}}
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
