@@ -73,7 +73,7 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
         raise StartError("only `compare` measures `ratio`; remove it from --slo.")
     if args.html and find_spec("matplotlib") is None:  # known before the load
         raise StartError(f"the HTML report needs matplotlib: {install_command('bench')}; --json needs nothing.")
-    # a header's value may be a key
+    # a header's value can be a key
     report = BenchReport(args.command, vars(args) | {"header": [name for name, _ in args.header]}, objectives)
     try:
         _measure(args, report, stop)
@@ -173,7 +173,7 @@ def sweep_rates(runner: LoadRunner, *, steps: int, max_rate: float | None) -> No
                 break
         else:
             result.lowest_rate_not_held = above = rate
-        # twice the rate while all hold, because a closed loop with few connections may not reach the capacity
+        # twice the rate while all hold, because a closed loop with few connections does not always reach the capacity
         held = result.highest_rate_held or 0.0
         rate = 2 * held if above is None else (held + above) / 2
 

@@ -135,7 +135,7 @@ class Load:
 
     Attributes:
         target: The loaded endpoint.
-        records: The records of all requests, including those of the warm-up.
+        records: The records of all requests, including the warm-up.
         measured: Start and end of the measured time, on the clock of `time.perf_counter`.
         timer_lags_s: Delays of the generator's timer.
         cpu_s: Processor time of this process in the measured time.
@@ -157,7 +157,7 @@ class Load:
         self._ended = False  # no new requests become due
         self._ssl_context = ssl.create_default_context() if target.address.tls else None
         self._body_indices = itertools.cycle(range(len(target.requests)))
-        self._pool = asyncio.LifoQueue[Connection]()  # the idle connections, and closed ones in place of those that can be opened
+        self._pool = asyncio.LifoQueue[Connection]()  # the idle connections, and one closed connection for each that can be opened
         for _ in range(connections):
             self._pool.put_nowait(Connection())
 

@@ -1,6 +1,6 @@
 """The metrics of a load: counts, rates and latencies, and the lateness of the load generator.
 
-Requests count by the time when they were due: those due in the measured time have latencies and failures.
+Requests count by the time when they were due: requests that were due in the measured time have latencies and failures.
 For rates, a response counts by the share of its time, from sending to completion, that is in the measured time. If whole
 responses counted at their end, a few long concurrent requests would end in waves, and chance would decide
 whether a wave is in the measured time.
@@ -39,7 +39,7 @@ def latency_metrics(milliseconds: Sequence[float]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class LoadMetrics:
-    """The metrics of a load. The field names are those of the JSON report.
+    """The metrics of a load. The JSON report uses the same field names.
 
     Attributes:
         name: Description such as `closed, 16 connections`; no two loads of a command have the same.
@@ -54,7 +54,7 @@ class LoadMetrics:
         overhead_ms: Median latency minus the median of `inference`, if the service sends it.
         cpu_share: Share of a core that the generator used.
         late_p99_ms: Delay of the generator's timer at p99, in milliseconds.
-        warnings: Reasons why the metrics may describe the generator instead of the service.
+        warnings: Signs that the metrics describe the generator instead of the service.
     """
 
     name: str
@@ -96,7 +96,7 @@ def worst_metrics(loads: Sequence[LoadMetrics]) -> dict[str, float | None]:
 
 
 def summarize(name: str, load: Load, totals: Mapping[str, float], *, open_loop: bool) -> LoadMetrics:
-    """Returns the metrics of a load under this name; `totals` are those of the service's runs, empty if it shows none."""
+    """Returns the metrics of a load under this name; `totals` count the service's runs, empty if it shows none."""
     start, end = load.measured
     seconds = max(end - start, 1e-9)
     due = [record for record in load.records if start <= record.intended < end]

@@ -1,6 +1,6 @@
 """The report of a command, with its objectives and measurements: as JSON, as a summary on stdout, and as an HTML page with plots.
 
-The JSON keys are the names of the dataclass fields, and those of a result's `values`. The plots are drawn for the width of a phone, and
+The JSON keys are the names of the dataclass fields, and the keys of a result's `values`. The plots are drawn for the width of a phone, and
 larger screens scale them up. Only their functions import matplotlib.
 """
 

@@ -137,7 +137,7 @@ def _read_lines(path: Path) -> list[Any]:
     """Returns the values of a JSON Lines file, which must be all objects or all strings; raises StartError otherwise."""
     try:
         text = path.read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text.split("\n") if line.strip()]  # a text may contain other line ends, such as U+2028
+        lines = [json.loads(line) for line in text.split("\n") if line.strip()]  # a text can contain other line ends, such as U+2028
     except (OSError, ValueError) as error:
         raise StartError(f"`{path}` is neither a workload ({', '.join(workloads.NAMES)}) nor a file of JSON lines: {error}.") from error
     if not any(lines and all(isinstance(line, kind) for line in lines) for kind in (str, dict)):
@@ -188,7 +188,7 @@ def fetch_info(address: Address, path: str, headers: Mapping[str, str]) -> dict[
 
 
 def read_run_totals(target: Target) -> Counter[str]:
-    """Returns the totals of a target's model in the service's `/metrics` by name, those of tokens by kind; empty if it shows none."""
+    """Returns the totals of a target's model in the service's `/metrics` by name, tokens by kind; empty if it shows none."""
     totals = Counter[str]()
     if target.model is not None:
         with suppress(StartError, ValueError):  # a load that ended the service has a report too

@@ -15,7 +15,7 @@ class ExportError(Exception):
 
 
 class UsageError(ExportError):
-    """The target may not be replaced, or texts or labeled data cannot be used; with exit code 3, a package is not installed."""
+    """The target must not be replaced, or texts or labeled data cannot be used; with exit code 3, a package is not installed."""
 
     def __init__(self, message: str, *, exit_code: int = 2) -> None:
         super().__init__(message)

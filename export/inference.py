@@ -19,7 +19,7 @@ from bertserve.service.engine.sessions import session_options
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_of_pair
 
-BATCH_TEXTS, BATCH_TOKENS = 16, 1024  # maximum texts and tokens of a batch, which bound its memory; a single text may have more tokens
+BATCH_TEXTS, BATCH_TOKENS = 16, 1024  # maximum texts and tokens of a batch, which bound its memory; a single text can have more tokens
 
 Feed = Mapping[str, NDArray[Any]]
 TextToCut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
@@ -32,7 +32,7 @@ def make_feeds(
 
     Lines are cut to `MAX_LINE_TOKENS`, and pairs of lines to twice as many. Passages, and pairs of the user's file, are cut to the longest
     length in `PASSAGE_COUNTS` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default,
-    `inputs` are those of the traced graph. A number of tokens `padding` is added on the right.
+    `inputs` are the traced graph's. A number of tokens `padding` is added on the right.
     """
     task, longest = EXPORT_TASKS[checkpoint.task], max(PASSAGE_COUNTS)
     tokenized_pairs = [_tokenize(tokenizer, pair, longest) for pair in texts.pairs]

@@ -28,7 +28,7 @@ TextOrPair = str | tuple[str, str]
 T = TypeVar("T")
 BUILT_IN_TEXTS = Path(__file__).with_name("int8_texts.txt")
 MAX_LINE_TOKENS = 128  # longer lines are cut; passages are longer
-# Most lines are short, but errors may grow with the length. So neighboring lines are joined to passages: maximum tokens -> number.
+# Most lines are short, but errors can grow with the length. So neighboring lines are joined to passages: maximum tokens -> number.
 PASSAGE_COUNTS = {256: 12, 512: 6}
 
 
@@ -212,7 +212,7 @@ def sample_validation_texts(texts: Sequence[TextOrPair]) -> SplitTexts:
 
 
 def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitTexts:
-    """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others from it.
+    """Returns the texts to validate int8 again, without passages: the export's own if the file contains them all, otherwise others from it.
 
     Raises:
         UsageError: The file cannot be read, or some of its texts were used to create int8; or there is no file, and the texts of the

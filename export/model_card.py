@@ -52,7 +52,7 @@ def bundle_texts(manifest: Manifest, folder: Path, checkpoint_card: str) -> dict
 
 
 def model_card(manifest: Manifest, folder: Path, checkpoint_card: str = "") -> str:
-    """Returns the bundle's README.md in Markdown; the arguments are those of `bundle_texts`."""
+    """Returns the bundle's README.md in Markdown; with the arguments of `bundle_texts`."""
     sections = [
         [f"# {manifest.name}", "", _summary(manifest)],
         _embedding(manifest),

@@ -167,7 +167,7 @@ def _silence() -> Iterator[None]:
 
 
 def _select_maps(source: Path, target: Path, layers: Sequence[str]) -> None:
-    """Writes the graph to a new file, with the input `ATTENTION_INDEX`, and with the output `ATTENTIONS` instead of those of the layers.
+    """Writes the graph to a new file, with the input `ATTENTION_INDEX`, and with the output `ATTENTIONS` instead of the layers' outputs.
 
     The outputs `layers` are the attention of each layer, [rows, heads, length, length]. The input is int64 [maps, 3]: layer, row and head
     of each map, ascending. The output is float32 [maps, length, length].

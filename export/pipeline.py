@@ -91,7 +91,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
         raise ExportError(f"`{name}` is not a valid bundle name, which has {NAME_RULE}; give another with --name.")
     target = options.output / name
     with workspace(name, options.output, overwrite=options.overwrite) as scratch:
-        # before the checkpoint is loaded, because the texts may be wrong
+        # before the checkpoint is loaded, because the texts can be wrong
         texts = read_int8_texts(options.int8_texts, options.int8_validation)
         with stage("load", options.source):
             checkpoint = load_module(options.source) if options.module else load_checkpoint(options.source, options)
@@ -178,7 +178,7 @@ def _answer_example(build_input: GraphBuildInput, graphs: Sequence[GraphSpec]) -
 
 def _versions() -> dict[str, str]:
     names = ("torch", "transformers", "onnx", "onnxscript", "tokenizers")
-    # the package of onnxruntime may be onnxruntime-gpu
+    # the package of onnxruntime can be onnxruntime-gpu
     own = {"bertserve": service.__version__, "python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     return own | {name: version(name) for name in names}
 

@@ -22,7 +22,7 @@ from bertserve.export.errors import UsageError
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
 
 LOCK_FILE = "export.lock"
-# the hidden ones are those of a killed `verify --update`, or of a file manager
+# the hidden ones are from a killed `verify --update`, or from a file manager
 _BUNDLE_FILES = {MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE, f".{MANIFEST_FILE}", f".{CARD_FILE}", ".DS_Store"}
 
 
@@ -55,7 +55,7 @@ def workspace(name: str, output: Path, *, overwrite: bool) -> Iterator[Path]:
     """Creates a hidden folder in the models folder, which is created if it does not exist, and removes the hidden folder at the end.
 
     Raises:
-        UsageError: The bundle exists and may not be replaced, another process exports one with this name into this folder, or the hidden
+        UsageError: The bundle exists and must not be replaced, another process exports one with this name into this folder, or the hidden
             folder is a link, whose target is not the exporter's to empty.
     """
     is_new = not output.exists()
@@ -103,7 +103,7 @@ def _lock(folder: Path) -> IO[str] | None:
             _unlock(folder, None)
             return None
         with suppress(FileNotFoundError):
-            # another export may have removed its file at its end, after this one opened it
+            # another export can have removed its file at its end, after this one opened it
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 file.truncate(0)
                 print(os.getpid(), file=file, flush=True)
@@ -126,7 +126,7 @@ def _empty(folder: Path) -> None:
 
 
 def _refuse_existing(target: Path, *, overwrite: bool) -> None:
-    """Refuses an existing target, before minutes of work. A folder with other files than those of a bundle is never replaced."""
+    """Refuses an existing target, before minutes of work. A folder with other files than a bundle's is never replaced."""
     if not os.path.lexists(target):
         return
     files = sorted(target.iterdir()) if target.is_dir() and not target.is_symlink() else []
@@ -150,7 +150,7 @@ def package_bundle(folder: Path, target: Path, texts: Mapping[str, str], *, over
     _refuse_existing(target, overwrite=overwrite)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    folder.chmod(0o755)  # tempfile creates it as private, but another user may run the service
+    folder.chmod(0o755)  # tempfile creates it as private, but another user can run the service
     aside = target.with_name(f".{target.name}.old")
     with ignore_signals():
         try:

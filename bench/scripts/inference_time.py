@@ -135,7 +135,7 @@ def length_rows(shape: Sequence[int], graphs: dict[str, Graph], lengths: Sequenc
 
 
 def shape_rows(shapes: Sequence[Sequence[int]], graphs: dict[str, Graph], length: int, seconds: float) -> Iterable[Sequence[str]]:
-    """Yields the head, and a row for each shape: its operations and CPU times for one text, divided by those of the first."""
+    """Yields the head, and a row for each shape: its operations and CPU times for one text, relative to the first shape."""
     yield ["layers", "heads", "hidden size", "GFLOP ratio", *PRECISIONS]
     yield [*map(str, shapes[0]), "1", "1", "1"]
     for shape in shapes[1:]:

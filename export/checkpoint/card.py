@@ -1,4 +1,4 @@
-"""Reads a checkpoint's card, whose front matter has the license, languages and data sets. A bundle gets the same license."""
+"""Reads a checkpoint's card, whose front matter gives the license, languages and data sets. A bundle gets the same license."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from bertserve.export.errors import first_line, warn
 
 MAX_CARD_BYTES = 2**20  # the card is read as a whole, and copied to the bundle
 MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # levels of brackets, each of which takes YAML a millisecond
-# the hub's names of the fields of `Source` from the card, and whether each may be a list
+# the hub's names of the fields of `Source` from the card, and whether each can be a list
 CARD_FIELDS = {"license": True, "language": True, "datasets": True, "license_name": False, "license_link": False}
 _OPENING, _CLOSING = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken), (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 
@@ -67,7 +67,7 @@ def _front_matter(text: str) -> dict[Any, Any]:
 
 
 def _read_field(card: Path | None, name: str, value: Any, *, is_list: bool) -> Any:
-    """Returns the texts of a field: a text or None, or a tuple of texts if it may be a list."""
+    """Returns the texts of a field: a text or None, or a tuple of texts if it can be a list."""
     items = value if is_list and isinstance(value, list) else [value]
     if value is None:
         items = []

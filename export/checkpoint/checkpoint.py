@@ -22,7 +22,7 @@ class Checkpoint:
     Attributes:
         origin: The manifest's entry for the checkpoint, without the versions of packages.
         model: The model in float32 and evaluation mode, with eager attention.
-        inputs: The graph's inputs: those of the model that the tokenizer provides, and for fill-mask the masks' positions.
+        inputs: The graph's inputs: the model's inputs that the tokenizer provides, and for fill-mask the masks' positions.
         activation: The function from logits to scores.
         hf_tokenizer: The Hugging Face tokenizer, for the reference of parity.
         tokenizer: Its entry in the manifest, without the digest of its file.

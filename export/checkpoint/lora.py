@@ -1,7 +1,7 @@
 """LoRA adapters: reads the files that peft saves, and merges the adapter with peft into the weights of its base model.
 
 A merged matrix is `W + scale * B @ A` (LoRA, Hu et al. 2021, arXiv:2106.09685), or that matrix with its rows scaled to trained magnitudes
-(DoRA, Liu et al. 2024, arXiv:2402.09353). Fully trained heads and biases replace those of the model. All other adapters are
+(DoRA, Liu et al. 2024, arXiv:2402.09353). Fully trained heads and biases replace the model's. All other adapters are
 refused, because a wrong merge would give wrong answers without an error. For the same reason, peft gets a configuration with only
 supported settings, never the adapter's own file.
 """
@@ -34,7 +34,7 @@ _FREE_SETTINGS = {
     "auto_mapping", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout",
     "megatron_core", "peft_version", "qalora_group_size", "runtime_config",
 }  # fmt: skip
-# Settings that affect the merge, with their supported values. All others must be off, because an unknown setting may
+# Settings that affect the merge, with their supported values. All others must be off, because an unknown setting can
 # affect it too; peft writes unused settings as null, false or empty.
 _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -97,7 +97,7 @@ class LoraAdapter:
         return set(self.full_parameters)
 
     def _merge_updates(self, model: PreTrainedModel) -> list[str]:
-        """Merges the updates of linear layers; returns the names of those that the model lacks."""
+        """Merges the updates of linear layers; returns the names of the layers that the model lacks."""
         if not self.updates:
             return []
         # importing peft takes seconds, and it is optional

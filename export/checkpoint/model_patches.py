@@ -1,7 +1,7 @@
 """Patches of transformers' model code during tracing. They find functions by name, and never check a model's type.
 
 - Relative positions are sorted into buckets by the ceiling or floor of a logarithm (DeBERTa v2 and v3, MPNet). At the border of two
-  buckets the last bit decides, and ONNX Runtime may round the logarithm in another way than PyTorch, which would select another bias.
+  buckets the last bit decides, and ONNX Runtime can round the logarithm in another way than PyTorch, which would select another bias.
   So these functions are replaced by tables, which PyTorch fills in a run of the model before the tracing.
 - DeBERTa v1 cuts its table of relative positions to the length of the text, and a tracer would keep the example's length. The whole
   table gives the same scores.

@@ -18,7 +18,7 @@ Padding = tuple[int, Side]  # the token id and the side of padding
 
 
 def set_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts: Sequence[TemplatePart]) -> None:
-    """Gives tokenizer and configuration a padding token if they have none, like those of GPT.
+    """Gives tokenizer and configuration a padding token if they lack one, as for GPT.
 
     Without one, transformers reads the last position, and takes one text at a time. No template contains the chosen token; otherwise the
     last token of a text would be taken for padding, and another token would be read.

@@ -72,7 +72,7 @@ class SentenceHead(torch.nn.Module):
         self.steps = torch.nn.Sequential(*steps)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Returns the vectors of texts, float32 [rows, values], from those of tokens and the attention mask, int64 [rows, length]."""
+        """Returns the vectors of texts, float32 [rows, values], from token vectors and the attention mask, int64 [rows, length]."""
         positions = mask.cumsum(1)
         vectors = [POOLINGS[pooling](tokens, mask.to(tokens.dtype), positions) for pooling in self.poolings]
         return self.steps(torch.cat(vectors, dim=-1))

@@ -8,7 +8,7 @@
 Older checkpoints have the Transformer in a subfolder `0_Transformer`, with tokenizer and length; a `config.json` next to `modules.json` is
 then not the model's. Older files with the length have the model's name, such as `sentence_roberta_config.json`.
 
-An unknown setting may change the answers, so it is refused, and so is an unsupported value of a known one. `sentence_head.py` reads the
+An unknown setting could change the answers, so it is refused, and so is an unsupported value of a known one. `sentence_head.py` reads the
 modules after the Transformer.
 """
 

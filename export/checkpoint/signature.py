@@ -34,7 +34,7 @@ LAYER_ATTENTION_PREFIX = "attentions_"  # followed by the layer's number, from 0
 def model_inputs(model: PreTrainedModel, tokenizer: Any, token_types: TokenTypes | None) -> tuple[InputSpec, ...]:
     """Returns the inputs of a model that its tokenizer provides, in the order of the model's `forward`.
 
-    `token_types` decides about token types, because the tokenizer's class may give others than those that the model was trained with.
+    `token_types` decides about token types, because the tokenizer's class can give other types than the training.
     """
     parameters = inspect.signature(model.forward).parameters
     if model.main_input_name not in INPUTS:

@@ -48,7 +48,7 @@ class SourceFiles:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Folder of the tokenizer: an adapter may have its own."""
+        """Folder of the tokenizer: an adapter can have its own."""
         return self.trained_folder if (self.trained_folder / "tokenizer_config.json").is_file() else self.model_folder
 
     @cached_property
@@ -132,7 +132,7 @@ def _download(source: str, revision: str | None) -> Path:
     and those of other formats (`onnx/`, `original/`).
     """
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=list(FILE_PATTERNS), ignore_patterns=["*/*"]))
-    commit = folder.name if _COMMIT.fullmatch(folder.name) else revision  # a branch may move between two downloads
+    commit = folder.name if _COMMIT.fullmatch(folder.name) else revision  # a branch can move between two downloads
 
     def fetch(path: str, patterns: Sequence[str]) -> None:
         start = "" if path == "." else f"{glob.escape(path)}/"

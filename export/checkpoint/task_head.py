@@ -51,7 +51,7 @@ def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Ta
         task = adapter.task
     if adapter is None or task == "auto":
         return _task_of_model(config, task)
-    config.architectures = None  # the model's own head may be missing, or for another task
+    config.architectures = None  # the model's own head can be missing, or for another task
     task_name, auto_class = _task_of_model(config, task)
     with torch.device("meta"):  # only shapes
         model = read_with_transformers(

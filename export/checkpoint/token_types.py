@@ -1,4 +1,4 @@
-"""Chooses the token types (segment ids) that a model gets: those of its tokenizer's template, or none, which most models read as zeros.
+"""Chooses the token types (segment ids) of a model: from its tokenizer's template, or none, which most models read as zeros.
 
 What the model was trained with decides. Many tokenizer classes gave the template's types in transformers 4 and give none in transformers 5,
 so the version that wrote config.json decides for them. The reference and the graphs get the same types.
@@ -39,7 +39,7 @@ def choose_token_types(
     matters = rows is None or (rows != 1 and any(part.type_id for part in parts))
     gives_types = _gives_token_types(tokenizer)
     if gives_types is None:
-        # before 5.0.0, early versions are unknown; config.json may have a number
+        # before 5.0.0, early versions are unknown; config.json can contain a number
         major = None if re.match(r"5\.0\.0\.?(dev|rc)", str(version)) else re.match(r"(\d+)\.\d", str(version))
         gives_types = None if major is None else int(major[1]) < 5
         if gives_types is False and matters:

@@ -105,7 +105,7 @@ class _SlowTokenizer:
 
 
 def _read_extra_tokens(folder: Path) -> Iterator[str | AddedToken]:
-    """Yields the additional special tokens, which transformers 5 replaces by those of a SentencePiece model."""
+    """Yields the additional special tokens, which transformers 5 replaces by a SentencePiece model's."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         settings = json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else {}
         for token in settings.get("additional_special_tokens") or ():
@@ -121,7 +121,7 @@ def _tokens_to_add(tokenizer: Any, backend: Tokenizer, extra_tokens: Iterable[st
     for role, token in (*named, *(("", token) for token in extra_tokens)):
         lstrip = role == "mask_token" and type(tokenizer).__name__.removesuffix("Tokenizer") in _MASK_WITH_SPACE
         is_known = str(token) in {added.content for added in backend.get_added_tokens_decoder().values()}
-        # the properties of a named token replace those of a SentencePiece model
+        # the properties of a named token have priority over a SentencePiece model's
         if not is_known or lstrip or (role and isinstance(token, AddedToken)):
             added = AddedToken(token, lstrip=lstrip) if isinstance(token, str) else token
             added.special = True

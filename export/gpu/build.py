@@ -81,7 +81,7 @@ def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
     }
     buckets = tuple(ShapeBucket(length=n, rows=tuple(r for r in _PLANNED_ROWS if r <= max_rows[n])) for n in lengths)
     tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
-    # a mask counts as another token, so a batch has at most half as many masks as tokens; a single text may have any number
+    # a mask counts as another token, so a batch has at most half as many masks as tokens; a single text can have any number
     max_masks = max(tokens // 2, max_length)
     return ShapePlan(buckets=buckets, masks=tuple(2**i for i in range((max_masks - 1).bit_length() + 1)) if masks else ())
 

@@ -14,7 +14,7 @@ from bertserve.export.graph import onnx_files
 from bertserve.export.inference import Feed
 from bertserve.export.progress import track
 
-MAX_FP16_MAGNITUDE = float(np.finfo(np.float16).max) / 4  # other texts may have values four times as large as the measured ones
+MAX_FP16_MAGNITUDE = float(np.finfo(np.float16).max) / 4  # other texts can have values four times as large as the measured ones
 
 
 def convert_to_fp16(

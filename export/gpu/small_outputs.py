@@ -1,4 +1,4 @@
-"""Adds outputs to a graph that are smaller than those of its model."""
+"""Adds outputs to a graph that are smaller than its model's."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -71,7 +71,7 @@ def _attention(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[i
 
 
 def _skip_layer_norm(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
-    """Returns `LayerNormalization(x + bias + skip)`, without a shift if there is none; the sum may also be an output."""
+    """Returns `LayerNormalization(x + bias + skip)`, without a shift if there is none; the sum can also be an output."""
     x, skip, gamma, beta, bias = (*node.inputs, None, None)[:5]
     if any(value.name for value in node.outputs[1:3]):
         return ()

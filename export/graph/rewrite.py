@@ -18,7 +18,7 @@ from bertserve.service.tasks.decoding import Floats
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
 _MAP_LOCK = threading.Lock()  # onnx_ir maps a constant's file at the first access, which must not happen in two threads
 
-MIN_MATRIX_SIDE = 32  # smaller matrices, such as those of a classifier or the float parts of split ones, cost nothing in float
+MIN_MATRIX_SIDE = 32  # smaller matrices, such as a classifier's or the float parts of split ones, cost nothing in float
 
 
 def load(path: Path) -> ir.Model:
@@ -88,7 +88,7 @@ def add_to_output(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, part: ir.V
 
 @dataclass(frozen=True)
 class Linear:
-    """A product `matmul` with a constant matrix, and the addition of its bias, if any. The input may be replaced."""
+    """A product `matmul` with a constant matrix, and the addition of its bias, if any. The input can be replaced."""
 
     matmul: ir.Node
 

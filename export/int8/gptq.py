@@ -70,7 +70,7 @@ def factor_hessian(activations: Floats) -> FactoredHessian | None:
     if len(activations) < inputs:
         return None
     hessian = activations.T @ activations
-    # dampened by a hundredth of the mean, so that it can be inverted; the activations may all be zero
+    # dampened by a hundredth of the mean, so that it can be inverted; the activations can all be zero
     hessian[np.diag_indices(inputs)] += max(0.01 * float(hessian.diagonal().mean()), 1e-12)
     # the most important rows first ("act order"), while many rows are left to compensate
     order = np.argsort(-hessian.diagonal(), kind="stable")

@@ -1,6 +1,6 @@
 """The changes of a graph for int8.
 
-Splits compute the few channels with very large values in float, which is exact: values ten times those of the others (Dettmers et al. 2022,
+Splits compute the few channels with very large values in float, which is exact: values ten times the others (Dettmers et al. 2022,
 arXiv:2208.07339) would leave the others few quantization steps.
 """
 
@@ -20,7 +20,7 @@ from bertserve.service.tasks.decoding import Floats
 # and hardly more accurate (bench/results/2026-11-21-int8-steps.md).
 HIDDEN_UNITS, INPUT_CHANNELS = 16, 4
 
-MIN_TABLE_ROWS = 1024  # smaller tables, such as those of types and usually of positions, are not worth the lost precision
+MIN_TABLE_ROWS = 1024  # smaller tables, such as for types and usually for positions, are not worth the lost precision
 
 
 def feed_forward_blocks(graph: ir.Graph) -> dict[str, tuple[Linear, Linear]]:

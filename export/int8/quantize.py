@@ -185,7 +185,7 @@ def _split_outliers(graph: ir.Graph, layers: Layers) -> Layers:
 
 
 def _rescale_changed(layers: Layers) -> Layers:
-    """Chooses the parameters of activations again: of layers with a float part, and of those that are not worth smoothing."""
+    """Chooses the parameters of activations again, for layers with a float part, and for layers that are not worth smoothing."""
 
     def rescaled(tensor: str) -> Int8Layer:
         layer = layers[tensor]
@@ -197,7 +197,7 @@ def _rescale_changed(layers: Layers) -> Layers:
 
 
 def _quantize_weights(layers: Layers, *, use_gptq: bool) -> dict[str, LayerParams]:
-    """Returns the quantization of each layer; those with the same matrix and bias share the result of the first."""
+    """Returns the quantization of each layer; layers with the same matrix and bias share the result of the first."""
     keys = {tensor: (layer.linear.weight, layer.linear.arrays()[1].tobytes()) for tensor, layer in layers.items()}
     first_layers = {keys[tensor]: layer for tensor, layer in reversed(layers.items())}
 

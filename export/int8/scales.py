@@ -130,11 +130,11 @@ def output_scales(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
     """Returns each output's scale, float32 [outputs], large enough that no CPU saturates on values like the calibration values.
 
     Without VNNI, x86 multiplies u8 by s8 and adds *pairs* of products in 16 bits, saturating. A column whose largest pair could
-    get beyond this range gets a larger scale. A text with values beyond those of calibration can still saturate some sums.
+    get beyond this range gets a larger scale. A text with values beyond the calibration can still saturate some sums.
     `quantized_peak` is the largest quantized activation of each input, a row of the matrix, uint8 [inputs].
     """
     scales = _finest_scales(weight, axis=0)
-    # one step of margin per row of the pair, because rounding may go up
+    # one step of margin per row of the pair, because rounding can go up
     limit = MAX_INT16 - 2 * 255
     return (scales * np.maximum(largest_pair(weight, quantized_peak) / scales / limit, 1)).astype(np.float32)
 

@@ -49,7 +49,7 @@ def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path 
         for graph in manifest.graphs:
             raw = graph.model_copy(update={"calibration": None})
             if (missing := unavailable_reason(graph.provider)) is not None:
-                # its earlier thresholds are for other aims or examples than those of the other graphs
+                # its earlier thresholds are for other aims or examples than the other graphs' thresholds
                 removed = "" if graph.calibration is None else " Its earlier calibration is removed."
                 log(f"{graph.name} is not calibrated: {missing}{removed}")
                 graphs.append(raw)
@@ -71,7 +71,7 @@ def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path 
 
 
 def fit_and_test(fitted: Outcomes, tested: Outcomes, graph_name: str, aims: Sequence[Aim], data_sha256: str) -> Calibration:
-    """Returns the calibration of a graph with its thresholds, from the outcomes of the rows that fit it and of those that test it.
+    """Returns the calibration of a graph with its thresholds, from the outcomes of the rows that fit it and of the rows that test it.
 
     Raises:
         UsageError: The data cannot calibrate it.
@@ -116,7 +116,7 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph_name: str, aims: Sequ
 
 
 def _examples(data: Path, test_data: Path | None, manifest: Manifest) -> tuple[list[LabeledRow], list[LabeledRow]]:
-    """Returns the rows that fit a calibration and those that test it; refuses too few examples, one label, or shared inputs."""
+    """Returns the rows that fit a calibration and the rows that test it; refuses too few examples, one label, or shared inputs."""
     parts = list[list[LabeledRow]]()
     for path in [data] if test_data is None else [data, test_data]:
         rows = read_data(path, manifest)

@@ -81,7 +81,7 @@ class Scores:
     correct: Booleans
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
-        """Returns predictions with calibrated scores: those of some labels; by default the best ones, or all if they are independent."""
+        """Returns predictions with calibrated scores, of some labels; by default of the best ones, or of all if they are independent."""
         scores: Values = apply_calibration(self.scores, LINKS[self.method], *parameters).astype(np.float64)
         if labels is None and self.method == "per-label":
             labels = self.labels
@@ -117,7 +117,7 @@ class EntityLogits:
     labels: tuple[str, ...] = ()
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
-        """Returns the entities of all texts, or those with some labels."""
+        """Returns the entities of all texts, or only the entities with some labels."""
         [scale] = parameters.scale
         entities, missed = list[tuple[float, bool, int, str]](), 0
         for example, text in enumerate(self.texts):
@@ -213,7 +213,7 @@ _READERS: dict[Method, Callable[[ServedGraph, LabeledRow], tuple[Any, ...]]] = {
     "tags": _read_entities,
     "answers": _read_answer,
 }
-# parameters that may leave out or change scores, with the values that do not
+# parameters that can leave out or change scores, with the values that do not
 _ALLOWED_VALUES: dict[Method, Mapping[str, Sequence[Any]]] = {
     "temperature": _LABEL_VALUES,
     "per-label": _LABEL_VALUES,

@@ -51,7 +51,7 @@ def check_aims(aims: Sequence[Aim], method: Method, manifest: Manifest) -> None:
 def choose_threshold(aim: Aim, graph_name: str, fitted: Predictions, tested: Predictions) -> Threshold:
     """Returns the threshold that lets a graph decide the most predictions.
 
-    `fitted` are predictions on the examples that fitted the calibration, `tested` those on the test examples.
+    `fitted` are predictions on the examples that fitted the calibration, `tested` predictions on the test examples.
 
     Raises:
         UsageError: One of them has no correct predictions.

@@ -106,7 +106,7 @@ def pearson(a: Any, b: Any) -> float:
     """Returns the correlation of two series of finite numbers, or of vectors [n, width]; 0 if one series is constant."""
     x, y = (np.asarray(series, dtype=np.float64) for series in (a, b))
     if (x == x[0]).all() or (y == y[0]).all():
-        return 0.0  # checked here, because the computed mean of equal numbers may differ from them
+        return 0.0  # checked here, because the computed mean of equal numbers can differ from them
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     return float(np.clip((x * y).sum() / (np.linalg.norm(x) * np.linalg.norm(y)), -1, 1))
 

@@ -28,10 +28,10 @@ class ExportTask:
         labeled: Whether the configuration's labels belong to the task.
         activation: The function from logits to scores; None if the configuration defines it.
         embeds: Whether a result is vectors, from layers and a pooling that sentence-transformers' files define.
-        takes_pairs: Whether the user's texts for int8 may be pairs.
+        takes_pairs: Whether the user's texts for int8 can be pairs.
         needs_pairs: Whether every input is a pair of texts, of which the first is short, and the second one fills the window.
         gold_keys: The keys of a line of data that `read_gold` reads; empty if the task has no correct answers.
-        metric_names: Names of the metrics of `compute_metrics`, without those for which less is better.
+        metric_names: Names of the metrics of `compute_metrics`, without metrics for which less is better.
     """
 
     task_spec: TaskSpec
@@ -106,7 +106,7 @@ class ExportTask:
         return (input_.text,), {}
 
     def agreement_measure(self, config: ModelConfig) -> Measure:
-        """Returns what `agreement` measures, which may depend on the model's labels and activation."""
+        """Returns the measure of `agreement`, which can depend on the model's labels and activation."""
         return "label"
 
     def compared_value(self, result: Any, config: ModelConfig) -> Any:

@@ -55,7 +55,7 @@ class _QuestionAnswering(ExportTask):
         # the question is about the text's end, and begins with the answer; another text after it makes the question harder
         contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
         sides += [halves(passage[: min(200, max_length - RESERVED_TOKENS)]) for passage in passages]
-        # a window needs space for the question and the stride; each character of the question may be a token
+        # a window needs space for the question and the stride; each character of the question can be a token
         questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - RESERVED_TOKENS)]}?" for start, end in sides]
         return [_input(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 

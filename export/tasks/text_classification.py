@@ -112,7 +112,7 @@ class _TextClassification(ExportTask):
         if not _is_regression(config):
             return _chosen_labels(result, config)
         scores = {item["label"]: item["score"] for item in result}
-        # a request may ask for fewer labels; float32 agrees with PyTorch in five digits, and ranks of closer scores are only rounding
+        # a request can ask for fewer labels; float32 agrees with PyTorch in five digits, and ranks of closer scores are only rounding
         return tuple(float(f"{scores.get(label, 0.0):.5g}") for label in config.labels)
 
     def read_gold(self, document: JsonObject, config: ModelConfig) -> Any:

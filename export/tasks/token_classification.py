@@ -84,7 +84,7 @@ class _TokenClassification(ExportTask):
         if len(tags) != len(words):
             raise ValueError(f"the number of `tags` is {len(tags)}, and of `tokens` {len(words)}; give one tag for each token.")
         offsets = _find_words(words, read_input(document))
-        spellings = tuple(sorted({*config.labels, *tags}))  # those of the data may differ from those of the model
+        spellings = tuple(sorted({*config.labels, *tags}))  # the labels of the data can differ from the model's
         tag_of = dict(zip(spellings, read_tags(spellings) or spellings, strict=True))
         return spans_of_tags([tag_of[tag] for tag in tags], offsets), offsets
 

@@ -66,7 +66,7 @@ def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> str | None:
 def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validation: Path | None) -> None:
     """Compares all graphs of a verified bundle with its checkpoint again, times them, and writes the new manifest and card.
 
-    `validation` has texts to validate int8, none of which it was created with; None for those of the export.
+    `validation` has texts to validate int8, none of which it was created with; None for the texts of the export.
 
     Raises:
         ExportError: A graph does not agree with the checkpoint, or the texts cannot be used.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bertserve.export.checkpoint.checkpoint import Checkpoint
 
 # Maximum difference of a logit from the reference, by precision, for a row whose largest logit is at most TRAINED_LARGEST, a usual value of
-# trained heads. It grows with larger logits, as rounding errors do: a model without a norm before its head may have logits of hundreds.
+# trained heads. It grows with larger logits, as rounding errors do: a model without a norm before its head can have logits of hundreds.
 # For float32, the difference was at most 3e-6 of the largest logit on five trained checkpoints, and 1e-5 on random ones with logits from 1
 # to 1e12 (bench/results/2026-11-21-int8-steps.md).
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1}
@@ -40,7 +40,7 @@ MAX_INT8_RMS, MAX_INT8_WORST = 0.1, 3.0
 INT8_SLACK = 2  # factor for the gate's error, if that allows more
 MAX_ATTENTION_ERROR = 1e-4  # maximum error of an attention weight, which is from 0 to 1, in float32
 # A graph with a larger difference between a row in a batch and the same row alone is not batch-invariant, and the service runs it one text
-# at a time. fp16 has ten bits, and rounding may depend on the kernel for a batch's shape. int8 with static scales gives a row the same
+# at a time. fp16 has ten bits, and rounding can depend on the kernel for a batch's shape. int8 with static scales gives a row the same
 # numbers in a batch, unless a value is so close to a rounding boundary that the last bit of a float32 sum decides. This happens to few
 # rows, while dynamic scales, which depend on the batch, change nearly all.
 MAX_BATCH_ERROR, MAX_BATCH_ERROR_FP16, MAX_INT8_SHARE = 1e-5, 2e-2, 0.05
@@ -51,7 +51,7 @@ class Reference:
     """The expected answers that graphs are compared with.
 
     Attributes:
-        name: Its name in reports; empty if it has no answers, so that only rows in batches are compared with rows alone.
+        name: Its name in reports; empty if it has no answers, so that only rows in batches are compared with single rows.
         inputs: The fixed samples for graphs of each precision, and then ordinary texts for int8.
         predictions: Its answer to each input, or None.
         fixed_count: Number of the fixed samples.
@@ -112,7 +112,7 @@ class RowDifference(NamedTuple):
             errors = actual[name].astype(np.float64).ravel() - values
             error = float(np.abs(errors).max(initial=0.0))
             sums[name] = OutputSums(values.size, float(values.sum()), float(values @ values), float(errors @ errors), error)
-        worst = np.max([0.0, *(part.error for part in sums.values())])  # Python's `max` may ignore a NaN
+        worst = np.max([0.0, *(part.error for part in sums.values())])  # Python's `max` can ignore a NaN
         largest = np.max([0.0, *(np.abs(output).max(initial=0.0) for output in expected.values())])
         return cls(float(worst), float(largest), len(encoding), sums, input_)
 
@@ -151,7 +151,7 @@ class Comparison:
     """
 
     def __init__(self, served: ServedGraph, reference: Reference) -> None:
-        """Compares the samples, rows in batches with rows alone, and attention; the caller checks the bounds.
+        """Compares the samples, rows in batches with single rows, and attention; the caller checks the bounds.
 
         Raises:
             ExportError: The graph fails on a sample, or has outputs of another shape.
@@ -244,7 +244,7 @@ class Comparison:
         largest = limit * MAX_INT8_WORST / MAX_INT8_RMS
         # a root mean square of few texts is not reliable
         max_text_rms = limit if len(self._texts) >= len(self._samples) else math.inf
-        # texts may all have the same label, so their outputs may all be equal
+        # texts can all have the same label, so their outputs can all be equal
         text_errors = rms_and_worst_error(self._texts, self._samples)
         # twice the limit for the fixed samples, which are more unusual than ordinary texts
         for (rms, error), max_rms in ((rms_and_worst_error(self._samples), 2 * limit), (text_errors, max_text_rms)):
@@ -298,7 +298,7 @@ def _measure_batch_error(served: ServedGraph, alone: Sequence[tuple[Encoding, Ou
         return [RowDifference.of(*pair, row) for pair, row in zip(neighbors, together, strict=True)]
 
     differences = [difference for batch in parallel_map(run_batch, range(0, len(rows), 4)) for difference in batch]
-    worst = float(np.max([difference.error for difference in differences]))  # `max` may ignore a NaN
+    worst = float(np.max([difference.error for difference in differences]))  # `max` can ignore a NaN
     scaled_errors = [difference.scaled_error for difference in differences]
     largest, share = max(scaled_errors), np.mean([error > MAX_BATCH_ERROR for error in scaled_errors])
     precision = served.graph.precision

@@ -117,7 +117,7 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs
 
 
 def _sample_attention(checkpoint: Checkpoint) -> list[tuple[TextInput[attention.Maps], NDArray[np.float32]]]:
-    """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have."""
+    """Returns the checkpoint's attention for short and long texts, for as many heads as an answer can contain."""
     spec = checkpoint.tokenizer
     all_heads = [(i, head) for i, count in enumerate(checkpoint.attention_heads) for head in range(count)]
     texts = [(text,) for text in (*SAMPLE_TEXTS[:7], LONG_TEXT, LONG_TEXT * 9)]

@@ -169,7 +169,7 @@ def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, options: Verif
 
 
 def _check_example(served: ServedGraph, manifest: Manifest, report: VerifyReport) -> None:
-    """Runs the stored example. Its result is from one default graph, so graphs with other precisions may differ."""
+    """Runs the stored example. Its result is from one default graph, so graphs with other precisions can differ."""
     name, stored = f"example {served.graph.name}", example_precision(manifest.graphs)
     tolerance = example_tolerance(served.graph, manifest.graphs)
     with report.record_failure(name):
@@ -220,7 +220,7 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
 
 
 def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: LabeledRow) -> dict[Comparison, str]:
-    """Adds a line of the data to all comparisons, with one answer of the reference; returns those without an answer, with the reason."""
+    """Adds a line of the data to all comparisons, with one answer of the reference; returns lines without an answer, with the reason."""
     where, failures = f"line {row.line} of the data", dict[Comparison, str]()
     expected: Answer | None = None
     for comparison in comparisons:
@@ -294,7 +294,7 @@ def _check_metrics(comparison: Comparison, rows: Sequence[LabeledRow], options: 
 
 
 def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: VerifyReport) -> list[LabeledRow]:
-    """Reads the data, as `read_data` does, and reports its lines, those with a correct answer, and the keys without a meaning.
+    """Reads the data, as `read_data` does, and reports the numbers of its lines and of the correct answers, and the keys without a meaning.
 
     The number of lines with a correct answer must not be 0 if only metrics are measured.
     """
