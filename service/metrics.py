@@ -57,12 +57,9 @@ class Metrics:
     """The collectors of one process, in their own registry."""
 
     def __init__(self, folder: Path | None = None, writer: int | str = 0, process_ids: Sequence[int] = ()) -> None:
-        """Creates the collectors.
+        """Creates the collectors. With several workers, the values of all metrics that this process creates from now on are in a folder.
 
-        Args:
-            folder: Folder for files with the values of all metrics that this process creates from now on, if there are several workers.
-            writer: The index of this worker, or `parent`: it is in the names of its files, and a later worker continues them.
-            process_ids: As `ProcessMetrics` takes them.
+        The names of its files contain the `writer`: `parent`, or the index of the worker, whose files a later worker continues.
         """
         self._registry, self._folder = CollectorRegistry(), folder
         self.processes = ProcessMetrics(process_ids)

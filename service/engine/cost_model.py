@@ -20,14 +20,10 @@ class CostModel:
     """
 
     def __init__(self, flops: Flops, runs: Iterable[tuple[int, int, float]]) -> None:
-        """Fits both parameters to the runs of the warm-up by least squares, neither below zero.
+        """Fits both parameters to the `(rows, length, seconds)` of at least one run of the warm-up by least squares, neither below zero.
 
-        It minimizes the relative error, so that short runs, which show the fixed cost, count as much as long ones.
-
-        Args:
-            flops: The operations of a text by its length.
-            runs: `(rows, length, seconds)` of at least one run. Without two different amounts of work, the ratio of the parameters is that
-                of their start values.
+        It minimizes the relative error, so that short runs, which show the fixed cost, count as much as long ones. Without two different
+        amounts of work, the ratio of the parameters is that of their start values.
         """
         self._work: Callable[[int], float] = cache(lambda length: flops.linear * length + flops.quadratic * length**2)
         # Start values: an eighth of the lowest measured fixed cost (bench/results/2026-11-22-fixed-run-cost.md), and half of the rate in

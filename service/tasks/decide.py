@@ -107,13 +107,10 @@ class DecisionRule:
         return self.thresholds.get(label, default if self.default_threshold is None else self.default_threshold)
 
     def answer_or_labels(self, scored: Sequence[Mapping[str, Any]], answer: Any, *, exclusive: bool) -> TaskGenerator:
-        """Returns the answer of a task that scores labels, or the decision for labels, like `answer_or_decision`.
+        """Returns the answer of a task that scores labels, or the decision by all labels with their scores, the best first.
 
-        Args:
-            scored: All labels with their scores, the best first.
-            answer: The answer without a decision.
-            exclusive: Whether the labels exclude each other. The decision is then a label, or a label set. A label with its own threshold
-                is chosen from this score on, even if another label has a better one. Otherwise any number of labels is correct.
+        If the labels exclude each other, the decision is a label, or a label set. A label with its own threshold is chosen from this score
+        on, even if another label has a better one. Otherwise any number of labels is correct.
         """
         if self.calibration is None and not self.decision_requested:
             return answer
@@ -140,7 +137,7 @@ class DecisionRule:
             best: The best score; None if there is no score.
             scored_labels: The predictions to count. Raw scores do not count, because the reference is calibrated.
             label: The label of the best score, if `decision` can be None.
-            more: Further fields of the decision.
+            **more: Further fields of the decision.
         """
         if self.calibration is not None and scored_labels:
             yield Step([], scored_labels=scored_labels)
