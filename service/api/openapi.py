@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from http import HTTPStatus
 from importlib import resources
@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from bertserve.service import __version__
@@ -50,18 +50,16 @@ _STATUSES: dict[Access, tuple[int, ...]] = {
     Access.ADMIN: (401, 403, 409, 422),
 }
 _LINES = {"schema": {"type": "string", "description": "JSON Lines: each line is a body, and is answered by one line."}}
+_ERROR = {
+    "type": "object",
+    "description": "An error: its kind, and one sentence that says what is wrong and what to change; an object below `/v1`.",
+    "properties": {"error": {"type": ["string", "object"]}, "error_type": {"type": "string"}, "request_id": {"type": "string"}},
+    "required": ["error", "error_type", "request_id"],
+}
 _PARAMETER = re.compile(r"\{(\w+)\}")  # in a path
 _SCRIPT, _STYLE, _ICON = "swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"  # files of the page, below _STATIC
 _STATIC = "docs/static"
 _TYPES = {_SCRIPT: "text/javascript; charset=utf-8", _STYLE: "text/css; charset=utf-8", _ICON: "image/png"}
-
-
-class ErrorBody(BaseModel):
-    """An error: its kind, and one sentence that says what is wrong and what to change; an object below `/v1`."""
-
-    error: str | dict[str, Any]
-    error_type: str
-    request_id: str
 
 
 def docs_routes(described: Sequence[GuardedRoute], root_path: str, *, requires_key: bool) -> list[GuardedRoute]:
@@ -101,7 +99,7 @@ def describe_routes(described: Sequence[GuardedRoute], root_path: str = "", *, r
         routes=described,
     )
     inference = [route for route in described if isinstance(route, InferenceRoute)]
-    bodies: Iterable[type[BaseModel]] = dict.fromkeys([ErrorBody, *(body for route in inference for body in route.bodies)])
+    bodies = dict.fromkeys(body for route in inference for body in route.bodies)
     schemas, definitions = TypeAdapter.json_schemas(
         [
             *((body, "validation", TypeAdapter(body)) for body in bodies),
@@ -109,7 +107,7 @@ def describe_routes(described: Sequence[GuardedRoute], root_path: str = "", *, r
         ],
         ref_template="#/components/schemas/{model}",
     )
-    document["components"] = {"schemas": definitions["$defs"]}
+    document["components"] = {"schemas": {**definitions["$defs"], "ErrorBody": _ERROR}}
     for route in described:
         for method in route.methods if route.include_in_schema else ():
             operation = document["paths"][route.path][method.lower()]
@@ -146,7 +144,7 @@ def _describe_inference(route: InferenceRoute, schemas: Any) -> dict[str, Any]:
 
 def _errors(route: GuardedRoute) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the responses with errors by status."""
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}}
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
     statuses = _MODEL_STATUSES if isinstance(route, InferenceRoute) else _STATUSES[route.access]
     if _PARAMETER.search(route.path):
         statuses += (HTTPStatus.NOT_FOUND,)

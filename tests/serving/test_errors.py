@@ -11,7 +11,6 @@ from starlette.types import Message
 import facts
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import response
-from bertserve.service.api.openapi import ErrorBody
 from bertserve.service.body.json_text import to_json
 from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.tasks.catalog import TASKS
@@ -27,8 +26,7 @@ def test_every_error_of_a_request_has_its_own_type() -> None:
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.error_type)
 def test_every_error_response_has_the_same_fields(error: BertServeError) -> None:
     answer = response(error, "r-1")
-    body = ErrorBody.model_validate_json(answer.body)
-    assert body.model_dump() == {"error": error.message, "error_type": error.error_type, "request_id": "r-1"}
+    assert json.loads(answer.body) == {"error": error.message, "error_type": error.error_type, "request_id": "r-1"}
     assert answer.status_code == error.status
     assert to_json(json.loads(answer.body)) == answer.body  # the same style as other answers
 
