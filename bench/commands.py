@@ -39,7 +39,7 @@ class LoadRunner:
         return self._run(f"{name}, {plural(self.flags.connections, 'connection')}", self.flags.connections)
 
     def run_open_loop(self, rate: float, *remarks: str) -> list[LoadMetrics]:
-        """Runs open loops with Poisson arrivals at equal parts of a rate. Names have the remarks; a confirmation has other arrivals."""
+        """Runs open loops with Poisson arrivals at equal parts of a rate. Names end with the remarks. A confirmation uses new arrivals."""
         flags, count = self.flags, len(self.targets)
         first_seed, seconds = flags.seed + count * ("confirmation" in remarks), flags.warmup_s + flags.seconds
         arrivals = [poisson_arrivals(rate / count, seconds, seed=first_seed + i) for i in range(count)]
@@ -111,7 +111,7 @@ def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Even
         if targets[0].model is None:
             _log(f"warning: {targets[0].address.url} does not say what it serves, so --bundle may be another model")
         raw_loop = RawLoop(args.bundle, args.raw_graph, served=targets[0].model)
-        threads = args.threads or (report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say how many they have
+        threads = args.threads or (report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say it
         report.raw_loop = raw_loop.description | {"threads": threads}
         compare_with_raw_loop(runner, raw_loop, threads=threads, rounds=args.rounds)
     report.metrics = worst_metrics(report.loads)

@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         self.server_timing = b""
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._outcome: asyncio.Future[int | str] | None = None  # of the request in flight
+        self._outcome: asyncio.Future[int | str] | None = None  # status or failure of the request in flight
 
     def request(self, content: bytes) -> asyncio.Future[int | str]:
         """Sends a request over the open connection, and returns its outcome. If that is cancelled, the connection must be closed."""

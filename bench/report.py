@@ -51,7 +51,7 @@ def parse_objectives(texts: Sequence[str]) -> list[Objective]:
     A limit of 1 % on `error_rate` is added if there is none, because a service that refuses many requests looks fast.
 
     Raises:
-        StartError: A text is not `METRIC=NUMBER`, or names an unknown metric, or one that another text has.
+        StartError: A text is not `METRIC=NUMBER`, or names an unknown metric, or the metric of another text.
     """
     objectives: dict[str, Objective] = {}
     for part in (part for text in texts for part in text.split(",")):
@@ -133,7 +133,7 @@ class BenchReport:
         settings: The flags of the command, without keys.
         service: `/info` of the service, if available; `models` are the targets' information about their models, likewise.
         raw_loop: Bundle and graph of the raw loop, if there is one.
-        results: What `compare` or `sweep` found; a single load has only metrics. The JSON has its `values`.
+        results: The results of `compare` or `sweep`; a single load has only metrics. The JSON contains their `values`.
         metrics: Metrics of the loads that the objectives are checked against.
     """
 

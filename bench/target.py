@@ -25,9 +25,9 @@ from bertserve.service.errors import CallerError, StartError
 from bertserve.service.tasks import attention, fill_mask, multiple_choice, question_answering, rerank, similarity, zero_shot
 from bertserve.service.tasks.catalog import TASKS, requested_task
 
-Model = Mapping[str, Any]  # what the service's path `/info` says about a model
+Model = Mapping[str, Any]  # a model in the answer of the service's path `/info`
 OK, TOO_MANY_REQUESTS = 200, 429
-_REQUIRED_KEYS = {"name", "version", "provider", "precision"}  # without these it is another server's answer
+_REQUIRED_KEYS = {"name", "version", "provider", "precision"}  # an answer without these keys is from another server
 _RUN_METRICS = {"bertserve_batch_rows_count", "bertserve_batch_rows_sum", "bertserve_tokens_total"}
 # Task -> the workload with suitable inputs. The others read short texts.
 _TASK_WORKLOADS = {fill_mask.TASK: "mask", question_answering.TASK: "qa"}
@@ -64,7 +64,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed URL; its path has the query, and is at least `/`."""
+    """A parsed URL; its path includes the query, and is at least `/`."""
 
     url: str
     host: str

@@ -1,6 +1,6 @@
 """bert-export: turns flags into ExportOptions; prints progress and reports, returns exit codes (docs/reference/export-flags.md).
 
-`verify_cli` has the subcommand `verify`, and `calibrate_cli` has `calibrate`.
+`verify_cli` runs the subcommand `verify`, and `calibrate_cli` runs `calibrate`.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def _export(argv: Sequence[str]) -> int:
     from bertserve.export.pipeline import ExportOptions, export
 
     if not sys.stderr.isatty():
-        logging.disable_progress_bar()  # a log has one line per stage
+        logging.disable_progress_bar()  # a log shows one line per stage
     if args.module is not None:
         log(f"running the code of `{args.module}` with your permissions, as --trust-module says.")
     values = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}

@@ -40,7 +40,7 @@ font-family="sans-serif" font-size="5">
 def bundle_texts(manifest: Manifest, folder: Path, checkpoint_card: str) -> dict[str, str]:
     """Returns a bundle's card, a reliability diagram in SVG for each calibrated graph, and the manifest, by file name.
 
-    `folder` has the graphs, and `checkpoint_card` is the result of `quote` or `read_quote`.
+    `folder` contains the graphs, and `checkpoint_card` is the result of `quote` or `read_quote`.
     """
     diagrams = {
         _diagram_file(graph): DIAGRAM.format(raw=_line(calibration.before.bins), calibrated=_line(calibration.after.bins))

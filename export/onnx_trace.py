@@ -87,7 +87,7 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, 
             module.eval()(*_examples(checkpoint))  # fills the tables of the patches
             (_export_program if tracer == "dynamo" else _export_script)(module, checkpoint, path)
         except _TRACER_ERRORS as error:
-            # dynamo reports its own step; the cause has the error
+            # dynamo reports its own step; the cause is the error
             cause = error.__cause__ if isinstance(error, torch.onnx.OnnxExporterError) and error.__cause__ else error
             reason = f"{type(cause).__name__}: {first_line(cause).rstrip('.')}"
             raise ExportError(f"{type(checkpoint.model).__name__} cannot be traced by {tracer}: {reason}.") from error

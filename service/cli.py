@@ -68,7 +68,7 @@ class Models(ModelSettings):
 
 
 class NewKey(BaseModel):
-    """Create an API key. It prints the key to stderr, and its line for the file of --api-key-file, which has only a digest, to stdout."""
+    """Create an API key. It prints the key to stderr, and its line for the file of --api-key-file, with only a digest, to stdout."""
 
     name: CliPositionalArg[str] = Field(description="Name of the key in logs and metrics.")
 

@@ -15,7 +15,7 @@ def drop_stdout() -> int:
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Parses a command line. Each error is one line, and an error about an unknown flag or command has the most similar known one.
+    """Parses a command line. Each error is one line, and an error about an unknown flag or command suggests the most similar known one.
 
     Attributes:
         arguments: Its arguments in order, with `--help`.

@@ -20,7 +20,7 @@ def check_readiness(settings: Settings) -> str:
     if settings.tls_cert is None:
         connection = http.client.HTTPConnection(host, settings.port, timeout=2)
     else:
-        context = ssl.create_default_context()  # the certificate is not checked, because it has the callers' host name, not this address
+        context = ssl.create_default_context()  # the certificate is not checked, because it names the callers' host, not this address
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, settings.port, timeout=2, context=context)

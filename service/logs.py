@@ -16,7 +16,7 @@ LAST_LINES_S = 2.0  # maximum wait for them at the end
 
 
 def configure_logging(log_format: str, worker: int | None = None) -> None:
-    """Sends all logs to stderr, as `text` or `json`; docs/how-to/monitoring.md has the fields of a JSON line.
+    """Sends all logs to stderr, as `text` or `json`; docs/how-to/monitoring.md lists the fields of a JSON line.
 
     `worker` is the index of this process, if there are several workers.
     """

@@ -161,7 +161,7 @@ class Metrics:
                 timer.labels(model, step, outcome)
 
     def record_request(self, task: str, model: str, status: int, seconds: float) -> None:
-        """Counts a request to a model, or to an unknown one; only that of a model has a duration."""
+        """Counts a request; the duration counts only for a known model."""
         self.requests_of(task, model, status).inc()
         if model != UNKNOWN:
             self.model(task, model).request_seconds.observe(seconds)
@@ -213,7 +213,7 @@ class ModelMetrics:
         """Sets the numbers of predictions that calibrated the model, in equal bins of scores from 0 to 1, and by label; empty for none."""
         metrics, model = self._metrics, self._model
         metrics.forget_reference(model)
-        if not counts:  # a version of the model that is calibrated may still answer, and needs its bins
+        if not counts:  # a calibrated version of the model can still answer, and needs its bins
             return
         starts = [f"{i / len(counts):g}" for i in range(len(counts))]
         self._by_score = [metrics.scores.labels(model, start) for start in starts]

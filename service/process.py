@@ -58,7 +58,7 @@ def read_keys(settings: Settings) -> Authenticator:
     """Reads the files of keys.
 
     Raises:
-        SettingsError: A file cannot be read, has no key, or has an invalid line.
+        SettingsError: A file cannot be read, or contains no key or an invalid line.
     """
     return Authenticator(
         settings.api_key_file,

@@ -58,7 +58,7 @@ class ExecutionProvider:
         engine_version: Returns the name and version of the compiler of engines, which are stored in files; None if nothing is compiled.
         preload: Loads libraries that the loader does not find by itself; it raises StartError. None if there are none.
         ranges: Number of ranges of lengths, each with its own session, for a provider that compiles a session for one range and reserves
-            memory for the longest text in its largest batch. The lengths of a range have the same numbers of rows. 0 for a single session.
+            memory for the longest text in its largest batch. All lengths of a range share the same numbers of rows. 0 for a single session.
     """
 
     name: Provider
@@ -76,7 +76,7 @@ class ExecutionProvider:
 
 
 def split_into_ranges(lengths: Sequence[T], ranges: int) -> list[Sequence[T]]:
-    """Returns at most `ranges` ranges of lengths, all with the same number of them, except the last one, which can have fewer."""
+    """Returns at most `ranges` ranges of lengths, all with the same number of lengths, except the last one, which can be shorter."""
     size = -(-len(lengths) // ranges)
     return [lengths[start : start + size] for start in range(0, len(lengths), size)]
 

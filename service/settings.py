@@ -66,7 +66,7 @@ class ConfigFile(InitSettingsSource):
         """Returns the file's settings that no flag and no variable sets.
 
         Raises:
-            SettingsError: The file cannot be read, is not TOML, or has an unknown key.
+            SettingsError: The file cannot be read, is not TOML, or contains an unknown key.
         """
         if (path := self.current_state.get("config")) is None:
             return {}
@@ -163,7 +163,7 @@ class ModelSettings(BaseSettings):
 
 
 class ScoreSettings(ModelSettings):
-    """What `score` does with each row. These settings are only flags."""
+    """Options of `score` for rows and their columns. These settings are only flags."""
 
     task: str | None = Field(
         None, description="Name of the task or of its endpoint (default: the model's own, or the one that parameters or columns imply)."
@@ -178,11 +178,11 @@ class ScoreSettings(ModelSettings):
 
     @property
     def added_columns(self) -> tuple[str, str]:
-        """The columns that the output has in addition to those of the input."""
+        """The columns of the output that the input lacks."""
         return self.prediction_column, self.warnings_column
 
     def affecting_answers(self) -> dict[str, Any]:
-        """Returns the settings that are set and affect answers, without those that are only about a machine."""
+        """Returns the settings that are set and affect answers, without settings that are only about a machine."""
         machine = {"threads", "device_id", "engine_cache", "gpu_mem_limit_mib", "cuda_graphs"}
         local = {"config", "models", "model", "cache_dir", "log_format", *machine}
         return self.model_dump(include=ScoreSettings.model_fields.keys() - local, exclude_unset=True)

@@ -1,6 +1,6 @@
 """Resolves `--model` to folders of bundles: a bundle, a checkpoint folder or a hub id; and the cache of exports.
 
-The cache has a folder for each digest of a source and its options, which contains one bundle and never changes. Checkpoint files are
+The cache contains a folder for each digest of a source and its options, which contains one bundle and never changes. Checkpoint files are
 only read for their digest: bert-export decides whether they are a checkpoint. It runs as a separate process.
 """
 
@@ -202,7 +202,7 @@ def get_or_export(source: ModelSource, options: Sequence[str], cache: Path, *, e
     """Returns a source that is a bundle, the bundle of a checkpoint from the cache, or a new one.
 
     Raises:
-        StartError: It is not in the cache and may not be exported, the exporter is not installed, or the cache cannot be written.
+        StartError: It is not in the cache and must not be exported, the exporter is not installed, or the cache cannot be written.
         SystemExit: The export failed or was stopped.
     """
     if is_bundle(Path(source.location)):
@@ -253,7 +253,7 @@ def export_options(settings: ModelSettings) -> list[str]:
         start = f"--precision is `{precision}`, which is not for --provider {provider}"
         raise SettingsError(f"{start}; give --provider {other}, or another precision.")
     if precision == "auto" or (precision == "fp16" and settings.allow_provider_fallback):
-        return ["--provider", ",".join(providers)]  # with fp16, the CPU needs its own graph, and has none in this precision
+        return ["--provider", ",".join(providers)]  # with fp16, the CPU needs its own graph, and supports no graph in this precision
     return ["--provider", ",".join(supporting), "--precision", precision]
 
 

@@ -42,7 +42,7 @@ from support.replica import running  # type: ignore[import-not-found]  # of the 
 SHAPES = "1x32,1x512,8x128,8x512,32x32,32x128,128x64,16x512,32x512"
 SERVICES = "1x1,1x2,1x4,4x4,8x8"
 RUNS = 10  # of a shape, of which the fastest counts
-START_S = 60  # to start a service, which warms up all shapes
+START_S = 60  # seconds to start a service, which warms up all shapes
 LIST = 64  # texts of a long request
 # the kernel of a layer's attention, in the output of ONNX Runtime with the variable
 KERNEL, KERNEL_VARIABLE = re.compile(r"SdpaKernel=(\w+)"), "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"

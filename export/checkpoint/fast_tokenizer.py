@@ -117,7 +117,7 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
 
 
 def make_tokenizer_spec(tokenizer: Any, single: Template, pair: Template | None, padding: Padding, **fields: Any) -> TokenizerSpec:
-    """Returns the manifest's entry for a tokenizer, without the digest of its file; `fields` has others of its fields."""
+    """Returns the manifest's entry for a tokenizer, without the digest of its file; `fields` are further fields of the entry."""
     (pad_id, padding_side), templates = padding, (single, pair or single)
     return TokenizerSpec(
         sha256="",
@@ -183,7 +183,7 @@ def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any
 
 
 def _read_template(encoding: Any, texts: str) -> Template:
-    """Returns the template of an encoding; `texts` has the name of each of its texts."""
+    """Returns the template of an encoding; `texts` lists the names of its texts."""
     parts: list[TemplatePart] = []
     for token, id_, type_id, sequence, special in zip(
         encoding.tokens, encoding.ids, encoding.type_ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True

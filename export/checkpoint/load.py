@@ -45,7 +45,7 @@ class LoadOptions:
         combine: How these layers become one vector if a request names no layers; None for the last layer only.
         attentions: Whether the graph also returns attention.
         ignored_weights: Patterns of the names of weights that can stay unused, with `*` for any characters.
-        token_types: The token types that the model was trained with; None for those that its tokenizer gave at the time.
+        token_types: The token types that the model was trained with; None for the types that its tokenizer gave at the time.
     """
 
     task: str = "auto"

@@ -129,7 +129,7 @@ def _download(source: str, revision: str | None) -> Path:
     """Downloads the files in a hub id's top folder, and in the subfolders that its `modules.json` names; returns the top folder.
 
     The hub's `*` also matches `/`. Without the limit it would download the weights of every step that a Trainer pushed (`checkpoint-500/`),
-    and those of other formats (`onnx/`, `original/`).
+    and files of other formats (`onnx/`, `original/`).
     """
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=list(FILE_PATTERNS), ignore_patterns=["*/*"]))
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision  # a branch can move between two downloads

@@ -1,7 +1,7 @@
 """Reads the purpose of a checkpoint: its task, the class that loads it, its labels, and the function from logits to scores.
 
 `adapt_head` gives every head the form that later stages expect: inputs of [rows, length], and outputs with the graph's names. It adds
-hooks, so the model's own code runs unchanged, in PyTorch and in both tracers. `export/tasks` has the requirements of each task.
+hooks, so the model's own code runs unchanged, in PyTorch and in both tracers. `export/tasks` states the requirements of each task.
 """
 
 import inspect
@@ -53,7 +53,7 @@ def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Ta
         return _task_of_model(config, task)
     config.architectures = None  # the model's own head can be missing, or for another task
     task_name, auto_class = _task_of_model(config, task)
-    with torch.device("meta"):  # only shapes
+    with torch.device("meta"):  # creates only shapes
         model = read_with_transformers(
             "the configuration of the adapter's model",
             lambda _, **__: auto_class.from_config(config, attn_implementation="eager"),

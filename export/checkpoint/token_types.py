@@ -26,7 +26,7 @@ def choose_token_types(
 ) -> TokenTypes | None:
     """Returns the token types that the model was trained with, or None if it reads none.
 
-    `parts` are those of all templates that the task uses; `version` is the version of transformers that wrote the checkpoint, if known.
+    `parts` are the parts of all templates that the task uses; `version` is the version of transformers that wrote the checkpoint, if known.
     """
     rows = getattr(model.config, "type_vocab_size", None)
     if TYPE_IDS not in inspect.signature(model.forward).parameters or rows == 0:

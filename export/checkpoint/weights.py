@@ -79,7 +79,7 @@ def load_pretrained(files: SourceFiles, task: Task, auto_class: Any, config: Any
 
 
 def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: PreTrainedModel, ignored: Sequence[str] = ()) -> None:
-    """Refuses weights that the model should have used; `ignored` has the user's patterns of names of harmless weights."""
+    """Refuses weights that the model should have used; `ignored` lists the user's patterns of names of harmless weights."""
     names = sorted(name for name in unexpected if not any(fnmatchcase(name, pattern) for pattern in (*_HARMLESS, *ignored)))
     if not names:
         return

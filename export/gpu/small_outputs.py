@@ -13,7 +13,7 @@ from bertserve.service.bundle.manifest import VECTOR_OUTPUT
 
 
 def add_small_outputs(source: Path, target: Path, spec: GraphSpec, checkpoint: Checkpoint) -> GraphSpec:
-    """Writes a graph to a new file, with small outputs in float32 if its task has some: otherwise a GPU returns megabytes per batch.
+    """Writes a graph to a new file, with small outputs in float32 if its task defines some: otherwise a GPU returns megabytes per batch.
 
     For embeddings, they are the vector of each text by the model's own pooling; for fill-mask, the best tokens of each mask.
     """

@@ -64,7 +64,7 @@ def save(model: ir.Model, path: Path, *, max_bytes: int | None = None) -> None:
     except OSError as error:
         if error.errno is not None:
             raise
-        # numpy's error about a failed write only has the number of written bytes
+        # numpy's error about a failed write only gives the number of written bytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
@@ -87,7 +87,7 @@ def lazy_weights(path: Path) -> Iterator[onnx.ModelProto]:
 
 
 def save_proto(proto: onnx.ModelProto, path: Path, *, folder: Path | None = None) -> None:
-    """Writes a model from one of onnx's own tools, like `save`; `folder` has the constants that `lazy_weights` left in their file."""
+    """Writes a model from one of onnx's own tools, like `save`; `folder` contains the constants that `lazy_weights` left in their file."""
     model = ir.from_proto(proto)
     ir.external_data.set_base_dir(model.graph, folder or path.parent)
     save(model, path)

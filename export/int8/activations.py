@@ -27,7 +27,7 @@ class Activations:
 
     Attributes:
         path: A file of some of its rows, float32 [n, width], because for large models all samples are larger than the model. Each read maps
-            it again, so that memory only has the rows that are in use.
+            it again, so that memory only holds the rows that are in use.
         width: Number of channels in the file.
         high: Largest value of each channel over all rows, float32 [channels].
         low: Smallest value of each channel, float32 [channels].

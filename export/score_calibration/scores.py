@@ -47,7 +47,7 @@ class Predictions:
         examples: The index of the example of each, int64 [predictions].
         labels: The label of each, str [predictions].
         count: Number of examples.
-        missed: Number of items that no prediction has, such as entities that were not found.
+        missed: Number of items in no prediction, such as entities that were not found.
     """
 
     scores: Values
@@ -70,7 +70,7 @@ class Scores:
 
     Attributes:
         method: How the scores are calibrated.
-        labels: Those that can have parameters of their own.
+        labels: The labels that can have parameters of their own.
         scores: Scores of all windows combined, float32 [examples, labels].
         correct: Whether a label is correct, bool [examples, labels].
     """

@@ -1,4 +1,4 @@
-"""The tasks that a bundle can have: a module for each, whose `EXPORT_TASK` has all the exporter's facts about it.
+"""The tasks that a bundle can have: a module for each, whose `EXPORT_TASK` contains all the exporter's facts about it.
 
 They do not import torch, because `bert-export verify` runs without it.
 """

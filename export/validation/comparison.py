@@ -39,7 +39,7 @@ TRAINED_LARGEST = 5
 MAX_INT8_RMS, MAX_INT8_WORST = 0.1, 3.0
 INT8_SLACK = 2  # factor for the gate's error, if that allows more
 MAX_ATTENTION_ERROR = 1e-4  # maximum error of an attention weight, which is from 0 to 1, in float32
-# A graph with a larger difference between a row in a batch and the same row alone is not batch-invariant, and the service runs it one text
+# A graph with a larger difference between a row in a batch and the single row is not batch-invariant, and the service runs it one text
 # at a time. fp16 has ten bits, and rounding can depend on the kernel for a batch's shape. int8 with static scales gives a row the same
 # numbers in a batch, unless a value is so close to a rounding boundary that the last bit of a float32 sum decides. This happens to few
 # rows, while dynamic scales, which depend on the batch, change nearly all.

@@ -206,7 +206,7 @@ def _find_fp32(bundle: Bundle, tokenizer: Tokenizer, graphs: Sequence[ServedGrap
 
 
 def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyReport) -> Comparison | None:
-    """Compares a graph with the reference on samples, and samples in a batch with the same samples run alone."""
+    """Compares a graph with the reference on samples, and samples in a batch with the same samples one by one."""
     name, graph = f"batches {served.graph.name}", served.graph
     with report.record_failure(name):
         comparison = Comparison(served, reference)

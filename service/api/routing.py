@@ -73,7 +73,7 @@ class InferenceRoute(GuardedRoute):
         other_content: Mapping[str, Any] = {},
         **options: Any,
     ) -> None:
-        """Creates the route; the attributes describe the arguments. The options are those of `GuardedRoute`."""
+        """Creates the route; the attributes describe the arguments; `GuardedRoute` gets the options."""
         self.read_call = read_call
         self.bodies = bodies
         self.response = response

@@ -41,7 +41,7 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
         # not `model_validate_json`, which creates Python objects for each Python validator, and again for the error
         return from_json(raw)
     except ValueError as error:
-        # in a document of one line, the line number has no meaning: it can be any line of JSON Lines
+        # in a document of one line, the line number is meaningless: it can be any line of JSON Lines
         reason = str(error) if b"\n" in raw.strip() else str(error).replace(" at line 1 column ", " at column ")
         problem = next((problem for pattern, problem in _OTHER_FORMATS.items() if re.match(pattern, raw)), reason)
         example = "" if body is None else f", such as {json.dumps(body.example())}"

@@ -60,7 +60,7 @@ class Threshold(Record):
 class Calibration(Record):
     """The calibration of a graph, and the thresholds that decide for requests with `decide`.
 
-    Calibrated logits are `scale * logits + bias`, with one value, or for `per-label` and `answers` one per label. The logits are those of
+    Calibrated logits are `scale * logits + bias`, with one value, or for `per-label` and `answers` one per label. The logits belong to
     the combined scores of all windows: the logarithm of a softmax score, the log odds of a sigmoid score. docs/reference/manifest.md
     describes each method.
     """

@@ -25,7 +25,7 @@ from bertserve.service.messages import describe_validation_error
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 CARD_FILE = "README.md"
-# In a tensor with weights in another file, the key `location` and the length of its value. The length of the key, 8, may have a second
+# In a tensor with weights in another file, the key `location` and the length of its value. The length of the key, 8, can have a second
 # byte.
 _LOCATION_KEY = re.compile(rb"[\x08\x00]location(?:\x12([\x01-\x7f]))?", re.DOTALL)
 

@@ -39,7 +39,7 @@ class ShapePlan(Record):
     def padded_shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
         """Returns the smallest `(rows, length)` for a batch, or None if the batch has more rows than any planned batch of its length.
 
-        `tokens` are those of its longest row and one more for each mask, so they can exceed the last length; the last bucket is used then.
+        `tokens` counts its longest row and one more for each mask, so it can exceed the last length; the last bucket is used then.
         """
         bucket = self.buckets[min(bisect_left(self.buckets, tokens, key=lambda b: b.length), len(self.buckets) - 1)]
         i = bisect_left(bucket.rows, rows)
@@ -114,7 +114,7 @@ class Speed(Record):
 
 
 class Agreement(Record):
-    """The agreement of a graph's decisions with those of its checkpoint, by the measure for its kind of head."""
+    """The agreement of a graph's decisions with its checkpoint's, by the measure for its kind of head."""
 
     measure: Measure
     value: float | None
@@ -202,6 +202,6 @@ class GraphSpec(Record):
     def padded_shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
         """Returns the `(rows, length)` of a batch's run, or None if the batch has more rows than can run at once.
 
-        `tokens` are those of its longest row.
+        `tokens` is the length of its longest row.
         """
         return (rows, tokens) if self.shapes is None else self.shapes.padded_shape(rows, tokens)

@@ -75,7 +75,7 @@ class OnnxEngine:
         """Runs one batch of at least one encoding, padded to its longest text.
 
         Returns:
-            For each encoding, its outputs by name, float32, without padding; with `small_outputs` the small ones, if the graph has some.
+            For each encoding, its outputs by name, float32, without padding; with `small_outputs` the small ones, if there are any.
             Their shapes are [values] for `per_text`, [length, ...] for `per_token`, [masks, values] for `per_mask`, and
             [maps, length, length] for `per_map`, which is omitted without maps.
 
@@ -170,7 +170,7 @@ def build_feed(
 ) -> Feed:
     """Returns the inputs of a run of at least one encoding by name, as in their InputSpec.
 
-    `shape` has the rows to which the batch is filled up, and the length to which they are padded; `mask_counts` has the planned numbers of
+    `shape` is the rows to which the batch is filled up, and the length to which they are padded; `mask_counts` are the planned numbers of
     masks, ascending.
     """
     rows, longest = shape

@@ -34,7 +34,7 @@ def choose_defaults(settings: Settings, models: ModelTasks, configured: Mapping[
 def configured_defaults(settings: Settings, models: ModelTasks, broken: Mapping[str, str]) -> dict[str, str]:
     """Returns task -> name of its default model for a start, as the operator chose: by `--default`, or else by `defaults.json` of a folder.
 
-    Tasks are written by their Hugging Face name or by their path. `broken` has the errors of other models. A task whose chosen model is
+    Tasks are written by their Hugging Face name or by their path. `broken` gives the errors of other models. A task whose chosen model is
     broken needs no other choice.
 
     Raises:
@@ -46,7 +46,7 @@ def configured_defaults(settings: Settings, models: ModelTasks, broken: Mapping[
         raise StartError(f"no model can be loaded: {'; '.join(broken.values())}")
     configured = _read_configured(settings, models, broken)
     defaults = choose_defaults(settings, models, configured, before={})
-    ambiguous = dict[str, list[str]]()  # task -> models, for tasks that need a default and have none
+    ambiguous = dict[str, list[str]]()  # task -> models, for tasks that lack a default and need one
     for task in TASKS:
         names, base = candidates(models, task), base_task(task)
         # A task that models of any task can answer needs no default: with several such models, a request names the model. The default

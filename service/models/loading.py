@@ -60,7 +60,7 @@ def _has_graph(path: Path, provider: Provider) -> bool:
 def load_model(path: Path, served: Model | None = None, *, settings: ModelSettings, scheduler: Scheduler, metrics: Metrics) -> Model:
     """Verifies the files of a bundle, and creates a warmed-up, timed model; or returns `served` if the bundle still has its version.
 
-    The settings are those of `with_provider`. If multi-threaded runs of the scheduler have several threads, the model gets a second session
+    The settings come from `with_provider`. If multi-threaded runs of the scheduler have several threads, the model gets a second session
     for them.
 
     Raises:
@@ -134,9 +134,9 @@ def _warn(manifest: Manifest, graph: GraphSpec) -> None:
 
 
 def _check_fit(manifest: Manifest, engine: OnnxEngine, tokenizer: Tokenizer, widths: Mapping[str, int]) -> None:
-    """Runs a text of the maximum length from the last token of the vocabulary: either may exceed a table of the graph.
+    """Runs a text of the maximum length from the last token of the vocabulary: both can exceed a table of the graph.
 
-    If the graph returns attention, a second text asks for the last head of each layer. `widths` has the values per output.
+    If the graph returns attention, a second text asks for the last head of each layer. `widths` gives the number of values per output.
     """
     length, last, heads = manifest.tokenizer.max_length, tokenizer.vocabulary_size - 1, manifest.attention_heads
     ids, zeros = np.full(length, last, dtype=np.int64), np.zeros(length, dtype=np.int64)
@@ -174,7 +174,7 @@ def _engines(engine: OnnxEngine, bundle: Bundle, settings: ModelSettings, cost_m
         return ModelEngines(engine)
 
     def create() -> OnnxEngine:
-        # the files may have changed since the model was loaded, and both sessions must return the same results
+        # the files can have changed since the model was loaded, and both sessions must return the same results
         files.verify_graph(bundle.path, graph)
         threaded_engine = _open_engine(bundle, graph, settings, threads)
         threaded_engine.time_runs([(1, tokens)], repeats=1)

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 # Limit of a run's logits over the vocabulary: 8 MiB, and the same again while the bias is added. One text with 64 masks fits if the
 # vocabulary has 32,768 tokens; the logits of a full batch of masks would need gigabytes.
 MAX_LOGITS = 2**21
-# Limit of a run's attention weights, which are in memory twice, 16 MiB each. One text may have a seventh of it.
+# Limit of a run's attention weights, which are in memory twice, 16 MiB each. One text can need at most a seventh of it.
 MAX_ATTENTION_WEIGHTS = 2**22
 
 
 class Model:
     """A loaded model: it answers requests on the event loop, and runs their texts on inference threads, as the scheduler's `Runner`.
 
-    `tasks` has the Hugging Face names of all tasks that it answers, its own `task` first. `metric_labels` are its name, version, precision
+    `tasks` are the Hugging Face names of all tasks that it answers, its own `task` first. `metric_labels` are its name, version, precision
     and provider, as in the metric `model_info`.
     """
 
@@ -90,7 +90,7 @@ class Model:
         model's own task; metrics of a request count for the requested task.
 
         Args:
-            inputs: The inputs of the task, as `TaskBody.task_inputs` returns them; may be empty.
+            inputs: The inputs of the task, as `TaskBody.task_inputs` returns them; can be empty.
             timeout_s: Seconds until the last input must have started.
             task: One of `tasks`; None for the model's own task.
             counts_refusals: Whether the metrics count a refusal; a caller that tries again itself sets it to false.

@@ -27,7 +27,7 @@ class PreparePool:
             The future of a call on a thread; cancelling it has no effect on a call that has begun.
 
         Raises:
-            RefusedError: The requests on the threads have too many characters.
+            RefusedError: The requests on the threads are too long, in total.
         """
         if chars <= INLINE_CHARS:  # a round trip to a thread takes longer
             call()

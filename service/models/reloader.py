@@ -68,7 +68,7 @@ class Reloader:
         """Loads a model from the folders, and replaces the loaded model of the same name.
 
         Raises:
-            HttpError: No folder has a bundle of that name.
+            HttpError: No folder contains a bundle of that name.
             InvalidValueError: It cannot be loaded; the old model stays.
         """
         async with self._lock:

@@ -127,7 +127,7 @@ class RequestProgress:
                 prediction.read_spans = step.read_spans if index == 0 else ()
                 self.cost = step.cost if index == 0 else self.cost + step.cost
                 self.held_tokens = prediction.tokens + self.cost.extra_tokens
-                # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
+                # checked after each input, because the windows of one text can contain a thousand times as many tokens as the text
                 if self.held_tokens > self.max_tokens:
                     raise TooLargeError(
                         "the request has at least {tokens} tokens, including all windows and decoding, and the queue takes "

@@ -67,8 +67,8 @@ class Item:
         tokens: Its number of tokens; each mask counts as one more.
         request: Its request.
         index: Position of its result.
-        length: Tokens to which it is padded if it runs alone.
-        predicted_s: Predicted seconds on an inference thread: those of a full batch of such items, divided by its rows.
+        length: Tokens to which it is padded in a batch of one.
+        predicted_s: Predicted seconds on an inference thread: the seconds of a full batch of such items, divided by its rows.
         priority: Virtual start time in seconds; the lowest starts first.
         entry: Its entry in the heaps of `WaitingItems`.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertserve.service.scheduling.records import Item, Runner, ScheduledRequest
 
-# by priority, in the order of arrival if priorities are equal; each entry has both and the item, or None if it no longer waits
+# Entries ordered by priority, then by arrival: the priority, the number of the arrival, and the item, None if it no longer waits.
 _Heap = list[list[Any]]
 
 
@@ -23,7 +23,7 @@ class WaitingItems:
         """Starts with no items."""
         self.predicted_s = 0.0
         self._by_priority: _Heap = []
-        # by runner: the different lengths, ascending, at most as many as a batch has tokens; and a heap for each, whose first item waits
+        # runner -> its different lengths, ascending (at most as many as a batch has tokens), and a heap for each, whose first item waits
         self._by_length: dict[Runner, tuple[list[int], dict[int, _Heap]]] = {}
         self._sequence = count()
 

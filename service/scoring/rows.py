@@ -145,7 +145,7 @@ def _arrow_errors(path: Path) -> Iterator[None]:
 
 
 def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> tuple[Sequence[str], Iterator[RowBlock]]:
-    """Returns the columns and the blocks of a file; rows have the `inputs` among its columns, or all columns if it is None, for text."""
+    """Returns the columns and the blocks of a file; rows contain the `inputs` among its columns, or all columns if it is None, for text."""
     with _arrow_errors(path):
         # INT96 counts days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
         file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")

@@ -20,7 +20,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection. A subclass sets these attributes.
 
     Attributes:
-        settings: Has the limits: `max_header_bytes`, which also counts chunk extensions and trailers, and `header_timeout_s`.
+        settings: Contains `max_header_bytes`, which also limits chunk extensions and trailers, and `header_timeout_s`.
         refuse: Called with the error and whether to count and log it (the application never sees the request); returns the response.
     """
 
@@ -81,12 +81,12 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._stop_timer()
         super().on_headers_complete()
-        self.transport.holds_head = self.parser.get_method() != b"HEAD"  # for which no body follows
-        self.headers = []  # for trailers, because the application decides access by the headers
+        self.transport.holds_head = self.parser.get_method() != b"HEAD"  # no body follows the response to HEAD
+        self.headers = []  # ignores trailers, because the application decides access by the headers
         self._stage, self._room = BODY, self._room + size
 
     def on_body(self, body: bytes) -> None:
-        """Passes on a part of a body. Chunks may have as many bytes of framing as of data."""
+        """Passes on a part of a body. Chunks can contain as many bytes of framing as of data."""
         self._room = min(self._room + 2 * len(body), self.settings.max_header_bytes)
         super().on_body(body)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bertserve")
 
-LAST_RESPONSES_S = 5  # for clients to read them, after the scheduler has stopped
+LAST_RESPONSES_S = 5  # time for clients to read responses, after the scheduler has stopped
 OnReady = Callable[[tuple[list[str], int]], None]  # takes a line for each model, and the number of inference threads of all workers
 
 
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
         self._on_ready = on_ready
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stops the server. A second SIGINT ends the process at once, for an impatient user; SIGTERM may come twice by accident."""
+        """Stops the server. A second SIGINT ends the process at once, for an impatient user; SIGTERM can come twice by accident."""
         if self.should_exit and sig == signal.SIGINT:
             os._exit(0)  # without waiting for log lines
         self.should_exit = True
@@ -150,14 +150,14 @@ class Server(uvicorn.Server):
         gc.freeze()  # the loaded objects stay, so later collections need not visit them
         await super().startup(sockets)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._start_reload)
-        self._state.auth.reload()  # a key may have been removed while the models were loaded
+        self._state.auth.reload()  # a key can have been removed while the models were loaded
         self._on_ready((self._state.registry.describe(), self._state.total_threads))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # it was blocked while the models were loaded
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Reports not ready, drains, then closes the listener and the connections.
 
-        uvicorn alone would close the listener first, and cancel handlers. Here, probes see `/health/ready` fail, late requests get status
+        uvicorn itself would close the listener first, and cancel handlers. Here, probes see `/health/ready` fail, late requests get status
         503 with an error of this service, and a connection closes only after a response.
         """
         began, delay_s, timeout_s = time.monotonic(), self._state.settings.pre_stop_delay_s, self._state.settings.shutdown_timeout_s
@@ -214,7 +214,7 @@ def configure(app: ASGIApp, settings: Settings, refuse: Callable[[BertServeError
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=bool(settings.forwarded_allow_ips),  # which may set the client's address
+        proxy_headers=bool(settings.forwarded_allow_ips),  # proxies that can set the client's address
         forwarded_allow_ips=list(map(str, settings.forwarded_allow_ips)),
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=LAST_RESPONSES_S,

@@ -48,6 +48,6 @@ class ResponseTransport(asyncio.Transport):
         if not self.is_closing():
             self.write(b"")
             self._closing = True
-            if self._transport.can_write_eof():  # not with TLS
+            if self._transport.can_write_eof():  # plain sockets only, not TLS
                 self._transport.write_eof()
             asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)

@@ -41,10 +41,10 @@ class Workers:
         self._listener = listener
         self._work = work
         self._on_ready = on_ready
-        parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - disks of containers may be slow or read-only
+        parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - disks of containers can be slow or read-only
         self._folder = tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent, ignore_cleanup_errors=True)
         self._metrics = Metrics(Path(self._folder.name), "parent")
-        self._workers: dict[int, WorkerProcess] = {}  # by index
+        self._workers: dict[int, WorkerProcess] = {}  # the workers by index
         self._process_ids = RawArray("q", settings.workers)  # 0 for a missing worker
         self._were_ready = False
         self._start_at, self._kill_at = 0.0, math.inf  # when missing workers are started, and when workers that do not stop are killed
@@ -77,7 +77,7 @@ class Workers:
                 logger.info("worker %d restarted as process %d", worker.index, worker.pid)
             elif sum(other.started is not None for other in self._workers.values()) == self._settings.workers:
                 self._were_ready = True
-                self._settings = self._settings.model_copy(update={"skip_broken": True})  # for workers that replace one, as in a reload
+                self._settings = self._settings.model_copy(update={"skip_broken": True})  # for replacements, as in a reload
                 self._on_ready(worker.started)
         if code is not None:
             self._on_end(worker, code)

@@ -96,7 +96,7 @@ class EmbedInput:
     """One text to embed, after the text `prompt`. `embed_inputs` has replaced unset parameters by the bundle's defaults.
 
     `width` is the number of values of a vector before `dimensions`; 0 if unknown. `layers` is the result of `select_layers`. `own_pooling`
-    says whether the vector is that of the model's own pooling and its last layer, which a graph may return. `compared_texts` are the other
+    says whether the vector comes from the model's own pooling of its last layer, which a graph can return. `compared_texts` are the other
     texts of a similarity request.
     """
 
