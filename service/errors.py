@@ -1,7 +1,7 @@
 """All errors of the service with their HTTP status.
 
 A `StartError` stops a start or a command, and a request causes a `CallerError`. The service causes the other errors of requests. A message
-says what is wrong, with the value, and what to change. The answer shows the whole message; the log, a placeholder for each `CallerValue`.
+says what is wrong, with the value, and what to change. The response shows the whole message; the log, a placeholder for each `CallerValue`.
 """
 
 import math
@@ -17,9 +17,9 @@ class BertServeError(Exception):
     """Base class of all errors.
 
     Attributes:
-        status: HTTP status of an answer with this error.
+        status: HTTP status of a response with this error.
         error_type: Its error type.
-        headers: Headers of an answer with this error.
+        headers: Headers of a response with this error.
         message: The sentence, with all values.
         template: The sentence with the name of each value in braces.
         values: The values by name.
@@ -64,7 +64,7 @@ class BertServeError(Exception):
 
 
 class CallerValue:
-    """A value that the caller sent, for an error: the answer shows it, the log shows the name of its placeholder instead.
+    """A value that the caller sent, for an error: the response shows it, the log shows the name of its placeholder instead.
 
     Sizes and positions that the service counted are not the caller's, nor are names that the service knows.
     """
@@ -122,8 +122,8 @@ class InvalidParameterError(InvalidValueError):
 
 
 CLIENT_GONE = 499  # the status if the caller closed the connection while it waited; HTTPStatus has none for it
-# The error type of `HttpError` by status, and headers of its answers. After a slow request, the rest of the body might never arrive, so the
-# connection closes.
+# The error type of `HttpError` by status, and headers of its responses. After a slow request, the rest of the body might never arrive, so
+# the connection closes.
 HTTP_ERRORS: Mapping[int, tuple[str, Mapping[str, str]]] = {
     HTTPStatus.UNAUTHORIZED: ("unauthorized", {"WWW-Authenticate": "Bearer"}),
     HTTPStatus.FORBIDDEN: ("forbidden", {}),
@@ -141,7 +141,7 @@ class HttpError(CallerError):
     """The request fails because of its API key, path, model, method, headers or speed, independent of its inputs."""
 
     def __init__(self, status: int, template: str, /, *, headers: Mapping[str, str] = {}, **values: Any) -> None:
-        """Creates the error with a status of `HTTP_ERRORS`, and with further headers of its answer."""
+        """Creates the error with a status of `HTTP_ERRORS`, and with further headers of its response."""
         super().__init__(template, **values)
         self.error_type, status_headers = HTTP_ERRORS[status]
         self.status, self.headers = int(status), {**status_headers, **headers}

@@ -113,13 +113,13 @@ class LineStream:
                 break
             self._number += 1
             self._bytes += end
-            self._lines.append((self._tasks.create_task(self._answer(bytes(self._unread[:end]), self._number)), end))
+            self._lines.append((self._tasks.create_task(self._respond_to(bytes(self._unread[:end]), self._number)), end))
             del self._unread[: end + 1]
         self._progress.set()
         self._progress.clear()
 
-    async def _answer(self, line: bytes, number: int) -> tuple[bytes, int]:
-        """Returns the answer to a line as JSON, or its error in the usual JSON shape, and the status; counts both."""
+    async def _respond_to(self, line: bytes, number: int) -> tuple[bytes, int]:
+        """Returns the body of the response to a line, which may be an error, and its status; counts and traces the line."""
         start, request = time.perf_counter(), self._request
         task, model, status = self._route.task or UNKNOWN, UNKNOWN, CLIENT_GONE
         trace = None

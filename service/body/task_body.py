@@ -1,4 +1,4 @@
-"""The common parts of all tasks' bodies: types of `inputs`, `parameters`, and the shape of an answer.
+"""The common parts of all tasks' bodies: types of `inputs`, `parameters`, and the shape of a response.
 
 An unknown name is an error, because it would have no effect. `ClosedModel` checks the names in `parameters` and in the objects of `inputs`,
 `reading.py` checks the names next to `inputs`.
@@ -107,7 +107,7 @@ class TaskBody(BaseModel):
     default_parameters: ClassVar[Any] = None
     # Whether `top_k` is limited by --max-top-k, because the results of an input are computed one by one.
     top_k_is_limited: ClassVar[bool] = False
-    # Whether a single input gets the same answer as a list of one, as clients of this path expect.
+    # Whether a single input gets the same response as a list of one, as clients of this path expect.
     always_list: ClassVar[bool] = False
     # The field of the inputs.
     input_name: ClassVar[str] = "inputs"
@@ -136,7 +136,7 @@ class TaskBody(BaseModel):
 
     @property
     def is_list(self) -> bool:
-        """Whether the caller sent a list, which gets a list of answers."""
+        """Whether the caller sent a list, which gets a list of results."""
         return isinstance(getattr(self, self.input_name), list)
 
     @property

@@ -1,4 +1,4 @@
-"""RequestProgress: the inputs of a request on their way from texts to results; Prediction: the answer."""
+"""RequestProgress: the inputs of a request on their way from texts to results; Prediction: its results."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Prediction:
-    """The answer to a request, with its times in seconds.
+    """The results of a request, with its times in seconds.
 
     Attributes:
         results: One per input, in order.

@@ -67,8 +67,8 @@ class RowReader:
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self.spec.path}: {error.message}") from error
         self.has_one_label = self.spec.has_one_label(input_, manifest)
-        answer_bytes = min(MAX_RESPONSE_BYTES, self.spec.answer_bytes(input_, manifest.tokenizer.max_length))
-        self.block_rows = min(BLOCK_ROWS, BLOCK_BYTES // max(1, answer_bytes))
+        result_bytes = min(MAX_RESPONSE_BYTES, self.spec.result_bytes(input_, manifest.tokenizer.max_length))
+        self.block_rows = min(BLOCK_ROWS, BLOCK_BYTES // max(1, result_bytes))
 
     def check(self, columns: Sequence[str], added: Sequence[str]) -> None:
         """Checks the columns of a file, and the columns that the output adds.

@@ -132,7 +132,7 @@ class Attention(BaseModel):
 
 
 def _weight_bytes(input_: TextInput[Maps], length: int) -> int:
-    """Returns the bytes of the weights of `length` tokens in an answer."""
+    """Returns the bytes of the weights of `length` tokens in a result."""
     return NUMBER_BYTES * len(input_.parameters) * length**2
 
 
@@ -149,5 +149,5 @@ SPEC = TaskSpec(
         needs="attention in its graphs; export it with `--attentions`",
         discriminator=("parameters", "output_attentions"),
     ),
-    answer_bytes=_weight_bytes,
+    result_bytes=_weight_bytes,
 )

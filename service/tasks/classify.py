@@ -226,5 +226,5 @@ SPEC = TaskSpec(
     function=classify,
     widths=logit_widths,
     has_one_label=_has_one_label,
-    answer_bytes=_explanation_bytes,
+    result_bytes=_explanation_bytes,
 )

@@ -159,7 +159,7 @@ def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: Mode
 
 
 def _vector_bytes(input_: EmbedInput, length: int) -> int:
-    """Returns the bytes of the vector of a text of `length` tokens, or of one vector per token, in an answer."""
+    """Returns the bytes of the vector of a text of `length` tokens, or of one vector per token, in a result."""
     vectors = length if input_.parameters.pooling == "none" else 1
     # base64 needs four bytes for three
     number_bytes = 16 / 3 if input_.parameters.encoding_format == "base64" else NUMBER_BYTES
@@ -279,6 +279,6 @@ SPEC = TaskSpec(
     body=EmbedBody,
     response_type=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     function=embed,
-    answer_bytes=_vector_bytes,
+    result_bytes=_vector_bytes,
     widths=_widths,
 )

@@ -49,8 +49,8 @@ class TaskSpec:
         widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
         has_one_label: For CSV of `bert-serve score`: returns whether the best label with its score is a sufficient answer for most readers,
             given an input. If so, a result is a list of objects with `label` and `score`, the best first.
-        answer_bytes: For block sizes of `bert-serve score`: returns the bytes of the answer's numbers and explanations, given the input
-            and the tokens that the model reads; 0 if an answer is about as small as its text.
+        result_bytes: For block sizes of `bert-serve score`: returns the bytes of the result's numbers and explanations, given the input
+            and the tokens that the model reads; 0 if a result is about as small as its text.
     """
 
     name: str
@@ -62,7 +62,7 @@ class TaskSpec:
     derivation: Derivation | None = None
     widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}
     has_one_label: Callable[[Any, Manifest], bool] = lambda input_, manifest: False
-    answer_bytes: Callable[[Any, int], int] = lambda input_, length: 0
+    result_bytes: Callable[[Any, int], int] = lambda input_, length: 0
 
     @property
     def input_fields(self) -> dict[str, FieldInfo]:

@@ -1,7 +1,7 @@
-"""The wire format of the Hugging Face Inference API, which this service uses: `inputs` and `parameters`; a list gets a list of answers.
+"""The wire format of the Hugging Face Inference API, which this service uses: `inputs` and `parameters`; a list gets a list of results.
 
-In Node, @huggingface/inference, the client for JavaScript, wraps a single input in a list, but reads the answer to a single input: it
-drops answers to more, or reports a wrong type. In a browser, its User-Agent is the browser's, so there it must be given single inputs.
+In Node, @huggingface/inference, the client for JavaScript, wraps a single input in a list, but reads the result of a single input: it
+drops the results of more, or reports a wrong type. In a browser, its User-Agent is the browser's, so there it must be given single inputs.
 """
 
 import operator
@@ -65,7 +65,7 @@ def _call(task: str, model: Model, body: TaskBody, request: RequestContext) -> C
 
 
 def _js_result(task: str, body: TaskBody, results: list[Any]) -> Any:
-    """Returns the answer to one input as the client for JavaScript reads it."""
+    """Returns the result of one input as the client for JavaScript reads it."""
     result = results if body.always_list else results[0]
     if task == token_classification.TASK and isinstance(result, list):  # without an entity group it treats each token as an entity
         return [{"entity_group": item["entity"]} | item if "entity" in item else item for item in result]
