@@ -90,9 +90,9 @@ class Metrics:
         self.queue_seconds = self._histogram(
             "queue_seconds", "Seconds until the first run of a request starts, without tokenizing.", BY_MODEL
         )
-        self.inference_seconds = self._histogram("inference_seconds", "Seconds per run of the graph.", BY_MODEL)
+        self.inference_seconds = self._histogram("inference_seconds", "Seconds per batch in the graph.", BY_MODEL)
         self.decode_seconds = self._histogram("decode_seconds", "Seconds to decode a request's outputs.", BY_MODEL)
-        self.batch_rows = self._histogram("batch_rows", "Rows per run of the graph.", BY_MODEL, buckets=ROWS_BUCKETS)
+        self.batch_rows = self._histogram("batch_rows", "Rows per batch.", BY_MODEL, buckets=ROWS_BUCKETS)
         self.tokens = self._counter("tokens_total", "Tokens run: tokens of texts (real) and padding (padded).", (*BY_MODEL, "kind"))
         self.multi_threaded_runs = self._counter(
             "multi_threaded_runs_total", "Multi-threaded runs, which happen while other threads are idle.", BY_MODEL

@@ -12,6 +12,7 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
+from bertserve.service.models.batch_run import run_within_limits
 from bertserve.service.models.request_progress import EncodingItem, Prediction, RequestProgress
 from bertserve.service.scheduling.records import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -23,12 +24,6 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from bertserve.service.tracing import RequestSpan
-
-# Limit of a run's logits over the vocabulary: 8 MiB, and the same again while the bias is added. One text with 64 masks fits if the
-# vocabulary has 32,768 tokens; the logits of a full batch of masks would need gigabytes.
-MAX_LOGITS = 2**21
-# Limit of a run's attention weights, which are in memory twice, 16 MiB each. One text can need at most a seventh of it.
-MAX_ATTENTION_WEIGHTS = 2**22
 
 
 class Model:
@@ -73,7 +68,7 @@ class Model:
         self._cost_model = cost_model
         self._scheduler = scheduler
         self._metrics = metrics
-        self._logits_per_mask = tokenizer.vocabulary_size if any(output.kind == "per_mask" for output in graph.outputs) else 0
+        self._vocabulary_size = tokenizer.vocabulary_size
 
     async def predict(
         self,
@@ -141,9 +136,6 @@ class Model:
         Raises:
             EngineError: The graph fails; `input_index` is the index of the input, if there is one text.
         """
-        if len(items) > 1 and self._exceeds_output_limits(items):
-            half = len(items) // 2
-            return [row for part in (items[:half], items[half:]) for row in self.run(part, multi_threaded=multi_threaded)]
         lengths = [len(item.encoding.ids) for item in items]
         rows, length = self.graph.padded_shape(len(items), max(lengths)) or (len(items), max(lengths))
         single = self.engines.single_threaded
@@ -154,8 +146,7 @@ class Model:
                 item.progress.started = start
         error = None
         try:
-            small_outputs = all(item.step.small_outputs for item in items)
-            outputs = engine.run([item.encoding for item in items], small_outputs=small_outputs)
+            outputs = run_within_limits(engine, items, self._vocabulary_size)
         except BertServeError as caught:
             error = caught
             if len(items) == 1:
@@ -174,16 +165,7 @@ class Model:
         self._metrics.batch_rows.observe(len(items))
         self._metrics.tokens_real.inc(sum(lengths))
         self._metrics.tokens_padded.inc(rows * length - sum(lengths))
-        return [item.step.keep(item.place, row) for item, row in zip(items, outputs, strict=True)]
-
-    def _exceeds_output_limits(self, items: Sequence[EncodingItem]) -> bool:
-        """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""
-        if self._logits_per_mask and sum(len(item.encoding.masks) for item in items) * self._logits_per_mask > MAX_LOGITS:
-            return True
-        if not self.graph.has_attentions:
-            return False
-        maps = sum(len(item.encoding.maps) for item in items)
-        return maps * max(len(item.encoding.ids) for item in items) ** 2 > MAX_ATTENTION_WEIGHTS
+        return outputs
 
     def _trace(
         self, items: Sequence[EncodingItem], padded: int, start: float, end: float, *, multi_threaded: bool, error: Exception | None

@@ -18,6 +18,7 @@ from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import BertServeError, EngineError, InvalidValueError, SettingsError
 from bertserve.service.messages import SHOWN_CHARS, did_you_mean, quote_names
 from bertserve.service.models import loading
+from bertserve.service.models.batch_run import run_within_limits
 from bertserve.service.models.request_progress import EncodingItem, RequestProgress, truncation_warning
 from bertserve.service.scoring.rows import Row, rejecting
 from bertserve.service.settings import ScoreSettings
@@ -133,9 +134,8 @@ class Predictor:
         self._task_model = TaskModel(tokenizer, bundle.manifest, self.graph.calibration)
         self.reader = RowReader(settings, bundle.manifest)
         is_on_cpu = self.graph.provider == "cpu"
-        is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens
         # on a CPU, more rows save no time (bench/results/2026-11-23-score.md)
-        self._batch_tokens = min(settings.batch_tokens(self.graph.precision), 256 if is_on_cpu or is_large else sys.maxsize)
+        self._batch_tokens = min(settings.batch_tokens(self.graph.precision), 256 if is_on_cpu else sys.maxsize)
         self._shares_batches = self.graph.batch_invariant or settings.batch_variant_graphs
         self._pool = ThreadPoolExecutor(settings.threads or (usable_cores() if is_on_cpu else 2), thread_name_prefix="scoring")
         self.close = partial(self._pool.shutdown, cancel_futures=True)  # the threads end after their current chunks
@@ -191,10 +191,8 @@ class Predictor:
         return outputs
 
     def _run(self, items: Sequence[EncodingItem]) -> list[Any]:
-        """Runs a batch, and after an error each of its encodings without the others. The outputs can be far larger than what is kept."""
+        """Runs a batch, and after an error each of its encodings without the others."""
         try:
-            small_outputs = all(item.step.small_outputs for item in items)
-            outputs = self._engine.run([item.encoding for item in items], small_outputs=small_outputs)
+            return run_within_limits(self._engine, items, self._task_model.tokenizer.vocabulary_size)
         except EngineError as error:
             return [error] if len(items) == 1 else [self._run([item])[0] for item in items]
-        return [item.step.keep(item.place, row) for item, row in zip(items, outputs, strict=True)]

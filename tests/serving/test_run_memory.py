@@ -35,7 +35,7 @@ async def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: 
         whole = (await client.post("/fill-mask", json=body)).json()
         assert max(len(feed["mask_index"]) for feed in feeds) > 5, "no batch was cut"
         feeds.clear()
-        monkeypatch.setattr("bertserve.service.models.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
+        monkeypatch.setattr("bertserve.service.models.batch_run.MAX_OUTPUT_VALUES", 4 * len(tiny.VOCABULARY))
         assert_same((await client.post("/fill-mask", json=body)).json(), whole)
         masks = [len(feed["mask_index"]) for feed in feeds]
         assert sum(masks) == sum(MASKS)
@@ -49,7 +49,7 @@ async def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch
         whole = (await client.post("/attention", json=body)).json()
         assert max(len(feed["input_ids"]) for feed in feeds) > 1, "no batch was made"
         feeds.clear()
-        monkeypatch.setattr("bertserve.service.models.model.MAX_ATTENTION_WEIGHTS", 2 * 5 * 11**2)
+        monkeypatch.setattr("bertserve.service.models.batch_run.MAX_OUTPUT_VALUES", 2 * 5 * 11**2)
         assert_same((await client.post("/attention", json=body)).json(), whole)
         runs = [feed["input_ids"].shape for feed in feeds]
         assert [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2] == []
