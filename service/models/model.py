@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.files import Bundle
@@ -104,12 +103,12 @@ class Model:
         metrics = self._metrics if task is None or task == self.task else self._metrics.for_task(task)
         spec = TASKS[task or self.task]
         generators = [spec.function(input_, self._task_model) for input_ in inputs]
-        progress = RequestProgress(generators, self._scheduler.queue.max_request_tokens, trace)
+        chars = total_chars([input_.chars for input_ in inputs])
+        progress = RequestProgress(generators, self._scheduler.queue.max_request_tokens, chars, trace)
         start, arrived = time.perf_counter(), self._scheduler.clock()
-        request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s)
+        request = ScheduledRequest(self, progress, arrived, arrived + timeout_s)
         try:
-            chars = total_chars([input_.chars for input_ in inputs])
-            await self._scheduler.handle(request, partial(progress.prepare, request), chars)
+            await self._scheduler.handle(request)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
-from bertserve.service.scheduling.records import Item, ScheduledRequest
+from bertserve.service.scheduling.records import Item
 from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.tasks.step import ScoredLabels, Step, TaskGenerator
 from bertserve.service.text.tokenizer import Encoding, ReadSpan
@@ -76,11 +76,12 @@ class EncodingItem(Item):
 
 @dataclass(slots=True, eq=False)
 class RequestProgress:
-    """The progress of one request. Only one thread at a time continues it.
+    """The progress of one request: the scheduler's `Work`. Only one thread at a time continues it.
 
     Attributes:
         generators: The running tasks, one per input.
         max_tokens: Maximum tokens of the request, with the reserve for later steps and decoding.
+        chars: Characters of all inputs.
         trace: Records the stages, if the request is traced.
         steps: The step to run of each input that is tokenized; None once the input has its result.
         held_tokens: The tokens of the queue that it needs.
@@ -92,6 +93,7 @@ class RequestProgress:
 
     generators: Sequence[TaskGenerator]
     max_tokens: int
+    chars: int = 0
     trace: "RequestSpan | None" = None
     steps: list[Step | None] = field(default_factory=list)
     held_tokens: int = 0
@@ -100,13 +102,7 @@ class RequestProgress:
     started: float | None = None
     ended: float = 0.0
 
-    def prepare(self, request: ScheduledRequest) -> list[EncodingItem]:
-        """Tokenizes all inputs for the queue, as `tokenize` does, and sets the tokens that the request holds."""
-        items = self.tokenize()
-        request.held_tokens = self.held_tokens
-        return items
-
-    def tokenize(self) -> list[EncodingItem]:
+    def prepare(self) -> list[EncodingItem]:
         """Tokenizes all inputs, and returns their first encodings, as `proceed` does.
 
         Raises:

@@ -83,7 +83,7 @@ class InferenceThread(threading.Thread):
                 return
             half = (len(items) + 1) // 2
             for part in (items[:half], items[half:]):
-                if open_items := [item for item in part if item.request.unfinished]:
+                if open_items := [item for item in part if item.request in scheduler.queue.requests]:
                     self._execute(open_items)
             return
         for item, result in zip(items, results, strict=True):

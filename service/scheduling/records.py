@@ -1,7 +1,7 @@
-"""The records of the scheduler: a ScheduledRequest, its Items, a Batch of items, and its Runner."""
+"""The records of the scheduler: a ScheduledRequest, its Work and Items, a Batch of items, and its Runner."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,30 +27,47 @@ class Runner(Protocol):
         """Returns one result per item, in order; called on an inference thread."""
 
 
+class Work(Protocol):
+    """What a request does before and between its runs.
+
+    Attributes:
+        chars: Characters that `prepare` tokenizes.
+        held_tokens: Tokens of all its items, and a reserve for later steps and decoding; known after `prepare`.
+    """
+
+    chars: int
+    held_tokens: int
+
+    def prepare(self) -> "Sequence[Item]":
+        """Returns the first items; none if the request is done. Called on the event loop or a prepare thread."""
+
+    def proceed(self, rows: Sequence[Any], /) -> "Sequence[Item]":
+        """Returns the next items, given the results of all items, in order; none if the request is done. Called on an inference thread."""
+
+
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
     """A request. It is queued as a whole, and ends once.
 
     Attributes:
         runner: Runs its items.
-        proceed: Results of all items, in order -> the next items; empty if the request is done. Called on an inference thread.
+        work: Makes its items.
         arrived: Time of its arrival.
         deadline: Time by which its last item must have started.
-        held_tokens: Its share of the queue's token limit, from admission to its end: the tokens of all items, and a reserve for later
-            steps and decoding.
+        admitted: Whether its first items were queued, so that it holds its tokens of the queue until its end.
         priority: Virtual start time of its next item; the queue changes it.
         waiting: The items that have not started.
-        unfinished: Number of items without a result; 0 after its end.
-        results: One per item, in order; empty before its first items.
+        unfinished: Number of items without a result.
+        results: One per item, in order.
         is_long: Whether the predicted seconds of its items before the last one exceed `LONG_S`.
         future: Resolved when it ends.
     """
 
     runner: Runner
-    proceed: "Callable[[Sequence[Any]], Sequence[Item]]"
+    work: Work
     arrived: float
     deadline: float
-    held_tokens: int = 0
+    admitted: bool = False
     priority: float = 0.0
     waiting: "set[Item]" = field(default_factory=set)
     unfinished: int = 0

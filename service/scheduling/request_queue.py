@@ -8,6 +8,7 @@ no item waits forever, because later requests have later priorities.
 from collections.abc import Sequence
 from itertools import chain
 from math import inf
+from typing import Any
 
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.records import Batch, Item, ScheduledRequest
@@ -89,7 +90,7 @@ class RequestQueue:
             RefusedError: The queue is full for the first items, or the last of them would probably start after the deadline.
         """
         self._predict(request, items)
-        if not request.results:
+        if not request.admitted:
             self._admit(request, items[-1].priority - request.arrived, now)
         request.results = [None] * len(items)
         request.unfinished = len(items)
@@ -130,32 +131,33 @@ class RequestQueue:
         self.batches.add(batch)
         return batch
 
-    def finish(self, item: Item, result: object) -> bool:
-        """Records a result; returns whether it was the last one of an open request, which must then get its next items or be closed."""
+    def finish(self, item: Item, result: object) -> list[Any] | None:
+        """Records a result; after the last one of an open request, returns all. The request must then get its next items or be closed."""
         request = item.request
-        if not request.unfinished:  # it has ended
-            return False
+        if request not in self.requests:  # it has ended
+            return None
         request.results[item.index] = result
         request.unfinished -= 1
-        return not request.unfinished
+        return None if request.unfinished else request.results
 
     def close(self, request: ScheduledRequest) -> bool:
         """Ends a request in any state; returns true only for the first call. Its waiting items never start."""
         if request not in self.requests:
             return False
         self.requests.remove(request)
-        if request.results:
-            self.held_tokens -= request.held_tokens
-        request.results, request.unfinished = [], 0
+        if request.admitted:
+            self.held_tokens -= request.work.held_tokens
+        request.results = []
         for item in list(request.waiting):
             self._remove(item)
         return True
 
     def _admit(self, request: ScheduledRequest, own_s: float, now: float) -> None:
         """Admits or refuses a request, by its tokens and the wait; its items before the last one take `own_s` predicted seconds."""
-        limit = self.max_request_tokens if request.held_tokens > request.runner.max_batch_tokens else self.max_queue_tokens
-        if self.held_tokens + request.held_tokens > limit:
-            raise self._full_error(request.held_tokens, limit, now)
+        tokens = request.work.held_tokens
+        limit = self.max_request_tokens if tokens > request.runner.max_batch_tokens else self.max_queue_tokens
+        if self.held_tokens + tokens > limit:
+            raise self._full_error(tokens, limit, now)
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
             long_s = self._long_items.predicted_s + self._remaining_s(now)
@@ -164,7 +166,8 @@ class RequestQueue:
             threads, wait = self.threads, self.wait_s(now)
             self._last_short = max(self._last_short, request.arrived)
         self._check_wait(wait, own_s / threads, request.deadline - now)
-        self.held_tokens += request.held_tokens
+        self.held_tokens += tokens
+        request.admitted = True
 
     def _remaining_s(self, now: float) -> float:
         """Returns the predicted seconds until all current batches have ended, in total; 0 if another one can start."""
@@ -191,15 +194,14 @@ class RequestQueue:
             )
 
     def _full_error(self, tokens: int, limit: int, now: float) -> RefusedError:
-        excess = (self.held_tokens + tokens - limit) / max(self.held_tokens, 1)
+        excess = min((self.held_tokens + tokens - limit) / max(self.held_tokens, 1), 1.0)
         return RefusedError(
             "the queue has no room for the request: it holds {queue_tokens} of {limit} tokens; try again later.",
             queue_tokens=self.held_tokens,
             limit=limit,
             reason="queue_full",
             # requests end after the current batches
-            retry_after_s=(self._remaining_s(now) + min(excess, 1.0) * (self._short_items.predicted_s + self._long_items.predicted_s))
-            / self.threads,
+            retry_after_s=(self._remaining_s(now) + excess * (self._short_items.predicted_s + self._long_items.predicted_s)) / self.threads,
         )
 
     def _predict(self, request: ScheduledRequest, items: Sequence[Item]) -> None:

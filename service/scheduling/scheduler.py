@@ -115,19 +115,14 @@ class Scheduler:
             while thread.setup_calls and thread.is_alive() and self._state is not State.STOPPED:
                 thread.join(POLL_INTERVAL_S)
 
-    async def handle(self, request: ScheduledRequest, prepare: Callable[[], Sequence[Item]], chars: int) -> None:
-        """Runs a request until `prepare`, or later its `proceed`, returns no items. Cancelling the coroutine closes the request.
-
-        Args:
-            request: A new request.
-            prepare: Returns its first items, and sets its `held_tokens`.
-            chars: Characters that `prepare` tokenizes.
+    async def handle(self, request: ScheduledRequest) -> None:
+        """Runs a new request until its work has no more items. Cancelling the coroutine closes the request.
 
         Raises:
             RefusedError: The queue is full, or the request would probably miss its deadline.
             ExpiredError: The deadline passed before its last item started.
             UnavailableError: The scheduler was stopping, or stopped, the device was lost, or a thread died before the request was done.
-            EngineError: Its runner failed on an item, or hangs. Errors of `prepare` and `proceed` are raised unchanged.
+            EngineError: Its runner failed on an item, or hangs. Errors of its work are raised unchanged.
         """
         request.future, preparation = self._loop.create_future(), None
         with self._lock:
@@ -137,7 +132,7 @@ class Scheduler:
             self.queue.open(request, now)
         timer = self._loop.call_later(request.deadline - now, self._expire, request)
         try:
-            preparation = self._submit(chars, partial(self._continue, request, prepare))
+            preparation = self._submit(request.work.chars, partial(self._continue, request, request.work.prepare))
             await request.future
         finally:
             timer.cancel()
@@ -180,19 +175,19 @@ class Scheduler:
 
     def deliver(self, item: Item, result: Any) -> None:
         """Records a result; after the last one, it continues the request."""
-        request = item.request
         with self._lock:
-            if not self.queue.finish(item, result):
-                return
-            next_items = partial(request.proceed, request.results)
-        self._continue(request, next_items)
+            results = self.queue.finish(item, result)
+        if results:
+            self._continue(item.request, partial(item.request.work.proceed, results))
 
     def _continue(self, request: ScheduledRequest, next_items: Callable[[], Sequence[Item]]) -> None:
         """Queues the next items of a request, or ends it; called on any thread."""
         try:
             items = next_items()
             with self._lock:
-                if items and request in self.queue.requests:
+                if not items:
+                    self.end(request)
+                elif request in self.queue.requests:
                     now = self.clock()
                     if now >= request.deadline:  # the timer found no item that waits
                         raise ExpiredError(EXPIRED)
@@ -200,9 +195,6 @@ class Scheduler:
                     self._wakeup.notify(len(items))
         except BaseException as error:  # noqa: BLE001 - the boundary of a request: an error of its own code is its answer
             self.end(request, error_for_caller(error))
-            return
-        if not items:
-            self.end(request)
 
     def end(self, request: ScheduledRequest, error: Exception | None = None) -> None:
         """Ends a request with an error, or with success, unless it has ended; called from any thread. Its current runs continue."""
@@ -226,7 +218,7 @@ class Scheduler:
 
     def _expire(self, request: ScheduledRequest) -> None:
         """Ends a request whose deadline has passed while it is tokenized, or items wait."""
-        if request.waiting or not request.results:
+        if request.waiting or not request.admitted:
             self.end(request, ExpiredError(EXPIRED))
 
     def abort(self, failure: str | None = None) -> int:

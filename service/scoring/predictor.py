@@ -160,7 +160,7 @@ class Predictor:
         for row in chunk:
             progress = RequestProgress([self.reader.spec.function(row.input, self._task_model)], max_tokens=sys.maxsize)
             with rejecting(row):
-                open_rows.append((row, progress, progress.tokenize()))
+                open_rows.append((row, progress, progress.prepare()))
                 row.warnings = [warning for _, warning in progress.prediction.warnings]
                 if progress.prediction.truncated:
                     row.warnings.append(truncation_warning(self.manifest.tokenizer.max_length))

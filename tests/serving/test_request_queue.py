@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.records import Item, ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
-from support.fakes import FakeRunner
+from support.fakes import FakeRunner, fake_work
 
 Seconds = Callable[[int, int], float]
 
@@ -41,7 +41,7 @@ def new_queue(**options: Any) -> RequestQueue:
 
 def add(queue: RequestQueue, *tokens: int, now: float = 0.0, deadline: float = 100.0, runner: FakeRunner = MODEL) -> ScheduledRequest:
     """Queues a request with one item per number of tokens."""
-    request = ScheduledRequest(runner, lambda results: (), now, deadline, sum(tokens))
+    request = ScheduledRequest(runner, fake_work(sum(tokens)), now, deadline)
     try:
         queue.open(request, now)
         queue.put(request, [Item(n) for n in tokens], now)
@@ -150,7 +150,7 @@ def test_large_requests_leave_room_for_small_ones() -> None:
     with pytest.raises(RefusedError):
         add(queue, 16, runner=runner)
     with pytest.raises(RefusedError):
-        queue.open(ScheduledRequest(runner, lambda results: (), 0.0, 100.0), 0.0)
+        queue.open(ScheduledRequest(runner, fake_work(), 0.0, 100.0), 0.0)
     empty = new_queue(max_queue_tokens=1024)
     with pytest.raises(RefusedError):
         add(empty, 897, runner=runner)
@@ -182,7 +182,7 @@ def test_a_request_that_would_miss_its_deadline_is_refused(texts: int) -> None:
         for _ in range(2):  # both threads run until 6 s
             add(queue, 10, now=-1.0, runner=alone(6.0))
             start(queue)
-        request = ScheduledRequest(alone(1.0), lambda results: (), now, now + 2.0, 10 * texts, priority=now)
+        request = ScheduledRequest(alone(1.0), fake_work(10 * texts), now, now + 2.0, priority=now)
         if texts == 1:
             queue.open(request, now)
         queue.put(request, [Item(10) for _ in range(texts)], now)

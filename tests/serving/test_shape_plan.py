@@ -18,7 +18,7 @@ from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.text.tokenizer import Encoding
 from support import metric, tiny
 from support.app_client import assert_same, serving, state_of
-from support.fakes import FakeRunner, record_runs
+from support.fakes import FakeRunner, fake_work, record_runs
 
 ROWS = {8: (1, 2, 4, 6), 16: (1, 3), 32: (1, 2)}
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=length, rows=rows) for length, rows in ROWS.items()))
@@ -65,7 +65,7 @@ def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], bu
     queue = RequestQueue(max_queue_tokens=10_000)
     runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, max_batch_tokens=budget, shape=PLAN.padded_shape)
     for length in lengths:
-        queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6, length), [Item(length)], 0.0)
+        queue.put(ScheduledRequest(runner, fake_work(length), 0.0, 1e6), [Item(length)], 0.0)
     batches = []
     while batch := queue.start_batch(0.0):
         batches.append([item.tokens for item in batch.items])

@@ -36,6 +36,11 @@ class FakeItem(Item):
     payload: Any = None
 
 
+def fake_work(held_tokens: int = 0, *, chars: int = 1, prepare: Any = tuple, proceed: Any = lambda rows: ()) -> Any:
+    """Returns the work of a request; by default it has no items."""
+    return SimpleNamespace(held_tokens=held_tokens, chars=chars, prepare=prepare, proceed=proceed)
+
+
 class FakeRunner:
     """A runner of fake items with given predictions; its results are their payloads, unless `run` is given."""
 

@@ -13,10 +13,10 @@ from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.text.tokenizer import INLINE_CHARS
 from support import until
-from support.fakes import FakeItem, FakeRunner, ManualClock
+from support.fakes import FakeItem, FakeRunner, ManualClock, fake_work
 
 
-class Work:
+class FakeRun:
     """A run function that returns its payloads, and can block, fail on a payload, or return too few results."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Harness:
     """A scheduler under test and its fake work. The scheduler runs within an `async with` block, at whose end no request may be left."""
 
     def __init__(self, *, threads: int = 1, manual: bool = False, queue: type[RequestQueue] = RequestQueue, **more: Any) -> None:
-        self.work = Work()
+        self.work = FakeRun()
         self.runner = FakeRunner(batch_seconds, run=self.work)
         self.clock = ManualClock()
         self.queue = queue(**{"max_queue_tokens": 1000, "threads": threads} | more)
@@ -109,8 +109,8 @@ class Harness:
             return [FakeItem(tokens, payload) for payload in payloads]
 
         now = self.scheduler.clock()
-        request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s, tokens * len(payloads))
-        await self.scheduler.handle(request, prepare, chars if tokenize else 1)
+        work = fake_work(tokens * len(payloads), chars=chars if tokenize else 1, prepare=prepare, proceed=proceed)
+        await self.scheduler.handle(ScheduledRequest(runner or self.runner, work, now, now + timeout_s))
         return answers[0]
 
     def submit(self, *payloads: Any, **options: Any) -> asyncio.Task[Any]:

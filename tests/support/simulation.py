@@ -12,7 +12,7 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.records import Batch, ScheduledRequest
 from bertserve.service.scheduling.request_queue import RequestQueue
-from support.fakes import FakeItem, FakeRunner
+from support.fakes import FakeItem, FakeRunner, fake_work
 
 # Processor seconds of a text by its tokens: the model `sentiment` (6 layers, hidden size 384, int8) on one thread of an AMD EPYC (Zen 4).
 RECORDED_S = {
@@ -97,7 +97,7 @@ class Simulation:
 
     def arrive(self, *lengths: int) -> ScheduledRequest | None:
         """Admits a request whose texts have these numbers of tokens, or returns None."""
-        request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S, sum(lengths))
+        request = ScheduledRequest(self.runner, fake_work(sum(lengths)), self.now, self.now + TIMEOUT_S)
         wait = self.queue.wait_s(self.now)
         try:
             self.queue.open(request, self.now)
