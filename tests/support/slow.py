@@ -1,6 +1,7 @@
 """Tiny bundles that are slow but return the same results as the tiny bundle.
 
-One runs each text alone and multiplies large matrices first. The other hangs, for seconds or hours, if a text contains a certain word.
+One runs each text alone and multiplies large matrices first, so its predicted time is long too. The other hangs, for seconds or hours,
+if a text contains a certain word, which the runs that are timed at the load do not contain.
 """
 
 from pathlib import Path
