@@ -47,7 +47,7 @@ class AppState:
         self.monitor.start()
 
     def withdraw(self) -> None:
-        """Reports not ready from now on, and still answers requests."""
+        """Makes readiness fail, while requests are still answered."""
         self.scheduler.advance(State.WITHDRAWN)
 
     async def stop(self, timeout_s: float) -> int:

@@ -12,7 +12,7 @@ from logging.handlers import QueueHandler, QueueListener
 from pythonjsonlogger.json import JsonFormatter
 
 MAX_WAITING = 10_000  # lines that can wait if stderr is read too slowly
-LAST_LINES_S = 2.0  # maximum wait for them at the end
+LAST_LINES_S = 2.0  # maximum wait at the end until they are written
 
 
 def configure_logging(log_format: str, worker: int | None = None) -> None:
@@ -36,7 +36,7 @@ def configure_logging(log_format: str, worker: int | None = None) -> None:
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    # a response that ends early, whose error the service has logged with its request id
+    # hides uvicorn's line about a response that ends early: the service has logged its error with its request id
     logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.getMessage())
 
 

@@ -23,7 +23,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, name_f
     return f"did you mean {name_format.format(similar[0])}?" if similar else otherwise
 
 
-# Requirements that pydantic describes with types of Python, by the type of its error.
+# Type of pydantic's error -> the requirement, where pydantic describes it with types of Python.
 _REQUIREMENTS = {"model_type": "must be an object", "dict_type": "must be an object", "tuple_type": "must be a list"}
 
 

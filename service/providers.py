@@ -142,7 +142,7 @@ def profile(inputs: Sequence["InputSpec"], plan: "ShapePlan", size: str) -> str:
 
 
 def load_tensorrt() -> Any:
-    """Returns TensorRT's library, after loading both that ONNX Runtime links, from the extra's package or from the system.
+    """Returns TensorRT's library, after loading both libraries that ONNX Runtime links, from the extra's package or from the system.
 
     Raises:
         StartError: The version that ONNX Runtime links is missing.

@@ -14,7 +14,7 @@ from bertserve.service.providers import ProviderChoice
 
 ENV_PREFIX = "BERT_SERVE_"
 GPU_BATCH_TOKENS = 16384  # tokens of a batch in fp16 that suit the largest GPUs (8 to 16 thousand tokens per launch)
-# shared by all commands
+# the options of pydantic-settings that all commands share
 CLI_CONFIG = SettingsConfigDict(
     env_prefix=ENV_PREFIX,
     cli_kebab_case=True,

@@ -1,7 +1,7 @@
 """Application: the outermost ASGI application. It finds the route of each request, and runs models itself.
 
-FastAPI describes all routes, and each of its routes serves its own requests, except requests to models: telemetry, body limit, exit stacks
-and dependencies take two fifths of the event loop's time for a short text (bench/results/2026-11-21-with-memory-arena.md).
+FastAPI describes all routes, and its routes serve all requests except to models: there, its telemetry, body limit, exit stacks and
+dependencies would take two fifths of the event loop's time for a short text (bench/results/2026-11-21-with-memory-arena.md).
 """
 
 import asyncio

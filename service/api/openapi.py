@@ -56,7 +56,7 @@ _ERROR = {
     "properties": {"error": {"type": ["string", "object"]}, "error_type": {"type": "string"}, "request_id": {"type": "string"}},
     "required": ["error", "error_type", "request_id"],
 }
-_PARAMETER = re.compile(r"\{(\w+)\}")  # in a path
+_PARAMETER = re.compile(r"\{(\w+)\}")  # a parameter in a path
 _SCRIPT, _STYLE, _ICON = "swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"  # files of the page, below _STATIC
 _STATIC = "docs/static"
 _TYPES = {_SCRIPT: "text/javascript; charset=utf-8", _STYLE: "text/css; charset=utf-8", _ICON: "image/png"}

@@ -9,7 +9,7 @@ from starlette.types import Receive
 
 from bertserve.service.errors import CLIENT_GONE, HttpError, TooLargeError
 
-_BODY_TIMEOUT, _DISCONNECTED = "the body timed out", "the client disconnected"  # why a task is cancelled
+_BODY_TIMEOUT, _DISCONNECTED = "the body timed out", "the client disconnected"  # reasons to cancel a task
 WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
 T = TypeVar("T")
 

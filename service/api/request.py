@@ -1,4 +1,4 @@
-"""RequestContext: what the service knows about an HTTP request, for its response, and for its metrics, log lines and trace."""
+"""RequestContext: the facts about an HTTP request that its response, metrics, log lines and trace need."""
 
 import asyncio
 import logging

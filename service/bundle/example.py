@@ -1,4 +1,4 @@
-"""Compares the answer to a bundle's stored example with the one at the export, for `bert-serve check` and `bert-export verify`."""
+"""Compares the answer to a bundle's stored example with the export's answer, for `bert-serve check` and `bert-export verify`."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -142,8 +142,8 @@ class ValidationReport(Record):
     agreement: Agreement | None = None
 
 
-# Outputs of a graph for each mask: its best tokens, int64, and the logarithms of their probabilities, falling. They are this many tokens,
-# or the whole vocabulary if it is smaller.
+# Outputs of a graph for each mask: its best tokens, int64, and the logarithms of their probabilities, falling: for `TOP_TOKENS` tokens,
+# or for the whole vocabulary if it is smaller.
 TOP_TOKENS_OUTPUT, TOP_LOG_PROBS_OUTPUT = "top_tokens", "top_logs"
 TOP_TOKENS = 100
 
@@ -171,7 +171,7 @@ class GraphSpec(Record):
     batch_invariant: bool
     inputs: Annotated[tuple[InputSpec, ...], Field(strict=False, min_length=1)]
     outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False, min_length=1)]
-    # computed from `outputs` in the graph; a run returns them instead if all its texts need no more
+    # computed from `outputs` in the graph; a run returns them instead of `outputs` if they are sufficient for all its texts
     small_outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False)] = ()
     validation: ValidationReport
     shapes: ShapePlan | None = None

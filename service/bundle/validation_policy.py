@@ -11,7 +11,7 @@ from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, Measure, V
 from bertserve.service.bundle.manifest import Metric
 from bertserve.service.errors import StartError
 
-# names for users
+# the measures' names for users
 MEASURES: dict[Measure, str] = {
     "label": "share of equal answers",
     "set_f1": "F1 of the label sets",

@@ -19,7 +19,7 @@ logger = logging.getLogger("bertserve.loading")
 
 # Identifies a captured run: the names of its outputs, and the shapes of its inputs.
 Key = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
-Arrays = dict[str, NDArray[Any]]  # by the names of inputs or outputs
+Arrays = dict[str, NDArray[Any]]  # name of an input or output -> its array
 
 # Maximum padded tokens of a captured run: larger ones keep the GPU busy while their kernels start.
 MAX_TOKENS = 4096

@@ -7,7 +7,7 @@ import time
 # The next runs must get the memory again, page by page. With 1 s, this took 2 to 4 % of the processor time of long texts on a busy machine
 # (bench/results/2026-11-29-freed-memory.md).
 TRIM_INTERVAL_S = 10.0
-WORK_S = 0.5  # seconds of processor time after which it is worth it; an idle service needs about 0.002 s per second
+WORK_S = 0.5  # seconds of processor time that make a trim worth it; an idle service needs about 0.002 s per second
 
 
 def return_freed_memory(stopped: threading.Event, *, interval_s: float = TRIM_INTERVAL_S, work_s: float = WORK_S) -> None:

@@ -61,7 +61,7 @@ class OnnxEngine:
         self._session = opened(gpu=gpu._replace(cuda_graphs=False))
         self._cuda_graphs: CudaGraphSession | None = None
         if gpu.cuda_graphs and provider == "cuda":
-            # also for graphs that are not captured, because their runs must not disturb a capture
+            # needed for graphs that are not captured too: their runs must not disturb a capture
             captures = graph.precision == "fp16" and not graph.has_attentions
             self._session = self._cuda_graphs = CudaGraphSession(
                 self._session, partial(opened, gpu=gpu) if captures else None, ("cuda", gpu.device_id)

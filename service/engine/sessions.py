@@ -35,7 +35,7 @@ def open_session(
 ) -> Any:
     """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs use `threads` threads, or `RangeSessions` with its `run`.
 
-    `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start. `gpu` has the
+    `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start. `gpu` are the
     options of a session on a GPU.
 
     Raises:
@@ -103,7 +103,7 @@ def graph_cache_dir(root: Path, graph: GraphSpec, gpu: tuple[str, str], *, compi
     """Returns the folder of a graph's engine and timing caches.
 
     An engine is valid for one graph, one kind of GPU, one version of both libraries, and the shapes for which it was built. The
-    name has a part for each of them, so that an outdated engine stays on disk but is never loaded. `gpu` has the name and the compute
+    name contains each of them, so that an outdated engine stays on disk but is never loaded. `gpu` is the name and the compute
     capability of the GPU, and `compiler` the name and version of the compiler.
     """
     ends = "" if graph.shapes is None else "|".join(profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))

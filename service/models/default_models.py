@@ -18,7 +18,7 @@ ModelTasks = Mapping[str, Collection[str]]  # name of a model -> tasks that it a
 
 
 def choose_defaults(settings: Settings, models: ModelTasks, configured: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Returns task -> its default model: the configured one, that of its base task, as before, or the only or first candidate."""
+    """Returns task -> its default model: the configured one, its base task's, the one before, or the only or first candidate."""
     defaults = {}
     for task in TASKS:
         names = candidates(models, task)
@@ -79,7 +79,7 @@ class _Default(NamedTuple):
     origin: str  # the flag or the file
     key: str  # the task as it is written there
     task: str
-    name: str  # of the model
+    name: str  # the name of the model
 
 
 def _read_configured(settings: Settings, models: ModelTasks, broken: Mapping[str, str]) -> dict[str, str]:

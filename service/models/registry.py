@@ -48,7 +48,7 @@ class Registry:
         self._replace_models(self.models)
 
     def add(self, model: Model) -> None:
-        """Adds a model, or replaces the one of the same name, and removes its error. The log says what it can answer and does not."""
+        """Adds a model, or replaces the one of the same name, and removes its error. The log lists the tasks whose default is another."""
         self.clear_error(model.name)
         old = self.models.get(model.name)
         if model is old:

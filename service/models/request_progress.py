@@ -30,7 +30,7 @@ class Prediction:
         queue_s: Seconds until its first run started, without `tokenize_s`.
         inference_s: Seconds from the start of its first run to the end of its last one.
         decode_s: Seconds to decode all inputs.
-        response_bytes: About the bytes of the results as JSON.
+        response_bytes: Approximate bytes of the results as JSON.
         read_spans: The spans that the model read of a single input, if it is cut or was read in several windows.
         scored_labels: The predictions of all inputs with calibrated scores, for the metrics.
         abstentions: Number of inputs without a decision, although one was requested.
@@ -170,7 +170,7 @@ class RequestProgress:
     def complete(self, start: float) -> Prediction:
         """Returns the prediction of a request that is done, with its times; `start` is the time of its arrival."""
         prediction = self.prediction
-        # in wall clock time, without overlap: so the times of a request with several runs add up too
+        # wall clock times that do not overlap, so that the times of a request with several runs add up too
         started = self.ended if self.started is None else self.started
         prediction.queue_s = max(started - start - prediction.tokenize_s, 0.0)
         prediction.inference_s = self.ended - started

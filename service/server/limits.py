@@ -13,7 +13,7 @@ from bertserve.service.server.transport import LINGER_S, ResponseTransport
 from bertserve.service.settings import Settings
 
 _TOO_LONG = "URL and headers, or trailers and chunk extensions, exceed {limit} bytes; send less; the operator can raise --max-header-bytes."
-IDLE, HEAD, BODY = range(3)  # what the parser reads: nothing between two requests, a head, or a body
+IDLE, HEAD, BODY = range(3)  # the part that the parser reads: nothing between two requests, a head, or a body
 
 
 class LimitedProtocol(HttpToolsProtocol):

@@ -110,7 +110,7 @@ def serve_models(
 ) -> int:
     """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
 
-    SIGHUP reads the keys, the certificate and the models again. One of several workers has an index, metrics and its own `beat`, which is
+    SIGHUP reads the keys, the certificate and the models again. One of several workers gets an index, metrics and its own `beat`, which is
     called once per second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference
     threads have failed.
     """
@@ -141,7 +141,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops the server. A second SIGINT ends the process at once, for an impatient user; SIGTERM can come twice by accident."""
         if self.should_exit and sig == signal.SIGINT:
-            os._exit(0)  # without waiting for log lines
+            os._exit(0)  # does not wait for log lines
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -166,7 +166,7 @@ class Server(uvicorn.Server):
         logger.info("shutdown started: not ready for %.0f s, then up to %.0f s for %s in progress", delay_s, timeout_s, count)
         self._state.withdraw()
         await asyncio.sleep(delay_s)
-        self.server_state.default_headers.append((b"connection", b"close"))  # in all responses from now on
+        self.server_state.default_headers.append((b"connection", b"close"))  # closes the connection after every later response
         if aborted := await self._state.stop(timeout_s):
             logger.warning("at the shutdown timeout, %s aborted", plural(aborted, "request"))
         assert sockets

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 LINGER_S = 0.5  # time for a client to read its last response, and during shutdown to send the rest of a head
-_CONTINUE = b"HTTP/1.1 100 "  # not a response: the client then sends its body
+_CONTINUE = b"HTTP/1.1 100 "  # not yet a response: the client then sends its body
 
 
 class ResponseTransport(asyncio.Transport):
