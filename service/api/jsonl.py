@@ -1,7 +1,7 @@
-"""JSON Lines: each line of the body is a request. The answers are sent in the order of the lines, each as soon as it is ready.
+"""JSON Lines: each line of the body is a request. The results are sent in the order of the lines, each as soon as it is ready.
 
-A line is in progress until its answer is sent. The number and the bytes of the lines in progress are limited. At the limit, nothing more is
-read from the connection, so that TCP slows the sender down. If a client does not read, the answers to these lines stay in memory.
+A line is in progress until its result is sent. The number and the bytes of the lines in progress are limited. At the limit, nothing more is
+read from the connection, so that TCP slows the sender down. If a client does not read, the results of these lines stay in memory.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ READ_AHEAD_BYTES = 2**18  # bytes to read while lines are in progress, because o
 
 
 class LineStream:
-    """Answers the lines of one request.
+    """Responds to the lines of one request.
 
     Each line must have started `timeout_s` seconds after its admission. The log shows failures of the service. Errors of callers are only
-    in the answers, because a stream can contain millions of lines.
+    in the results, because a stream can contain millions of lines.
     """
 
     def __init__(self, route: "InferenceRoute", request: RequestContext, timeout_s: float, error_log: error_responses.ErrorLog) -> None:
@@ -49,7 +49,7 @@ class LineStream:
         self._progress = asyncio.Event()  # wakes the reader and the writer
 
     async def respond(self, receive: Receive, send: Send) -> None:
-        """Answers all lines. The response starts with the first answer, so that an earlier failure can set the status.
+        """Responds to all lines. The response starts with the first result, so that an earlier failure can set the status.
 
         Raises:
             MalformedRequestError: The client speaks HTTP/1.0, which has no chunks.
@@ -113,13 +113,13 @@ class LineStream:
                 break
             self._number += 1
             self._bytes += end
-            self._lines.append((self._tasks.create_task(self._respond_to(bytes(self._unread[:end]), self._number)), end))
+            self._lines.append((self._tasks.create_task(self._result_of(bytes(self._unread[:end]), self._number)), end))
             del self._unread[: end + 1]
         self._progress.set()
         self._progress.clear()
 
-    async def _respond_to(self, line: bytes, number: int) -> tuple[bytes, int]:
-        """Returns the body of the response to a line, which may be an error, and its status; counts and traces the line."""
+    async def _result_of(self, line: bytes, number: int) -> tuple[bytes, int]:
+        """Returns the result of a line as JSON, or its error in the usual JSON shape, and the status; counts both."""
         start, request = time.perf_counter(), self._request
         task, model, status = self._route.task or UNKNOWN, UNKNOWN, CLIENT_GONE
         trace = None
