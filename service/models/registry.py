@@ -45,7 +45,8 @@ class Registry:
         self.models = {model.name: model for model in models}
         self._configured_defaults = configured_defaults(self._settings, self._tasks, self.broken)
         self.defaults = choose_defaults(self._settings, self._tasks, self._configured_defaults, before={})
-        self._replace_models(self.models)
+        for model in self.models.values():
+            self._metrics.model_info.labels(*model.metric_labels).set(True)
 
     def add(self, model: Model) -> None:
         """Adds a model, or replaces the one of the same name, and removes its error. The log lists the tasks whose default is another."""

@@ -51,7 +51,7 @@ class Reloader:
         models = []
         # while a model loads, it needs memory for its file in addition to its sessions
         with ThreadPoolExecutor(min(parallel_loads, 4), thread_name_prefix="load") as pool:
-            loads = [(path, pool.submit(self._load, path)) for path in paths]
+            loads = [(path, pool.submit(self._load_or_explain, path)) for path in paths]
             try:
                 for path, load in loads:
                     try:
@@ -124,14 +124,14 @@ class Reloader:
     async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
         served = self._registry.models.get(path.name) if only_changed else None
         try:
-            model = await self._in_thread(self._load, path, served)
+            model = await self._in_thread(self._load_or_explain, path, served)
         except StartError as error:
             self._keep_error(path, error)
             raise
         self._registry.add(model)
         return model
 
-    def _load(self, path: Path, served: Model | None = None) -> Model:
+    def _load_or_explain(self, path: Path, served: Model | None = None) -> Model:
         """Loads a bundle in this thread. An unexpected error, such as MemoryError, must not affect other bundles.
 
         Raises:
