@@ -3,7 +3,7 @@
 In each round, both services run one after the other and get the same loads from this tree's load generator. Each has the code and the
 bundles of its own tree, and both use the virtual environment of this tree. Only the ratio within a round is meaningful, because the speed
 of a shared machine changes from minute to minute. The processor time per request depends less on other work. For short texts, the graph
-then runs alone in batches of the same size, which gives the factor between the service's processor time and that of its graph.
+then runs alone in batches of the same size, which gives the factor between the processor times of the service and of its graph.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from support.replica import ServeProcess, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
 GRAPH = "sentiment"  # the bundle that answers /classify
-WARM_UP_S = 1.5  # in which a service may also create its multi-threaded session
+WARM_UP_S = 1.5  # in which a service can also create its multi-threaded session
 
 
 class LoadSpec(NamedTuple):
@@ -133,7 +133,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _graph_s(bundle: Path, bodies: Sequence[Body], rows: float, seconds: float) -> float:
-    """Returns the processor seconds per text of a bundle's graph alone, on a thread per core, in batches of `rows` texts on average."""
+    """Returns the processor seconds per text of only a bundle's graph, on a thread per core, in batches of `rows` texts on average."""
     loop = RawLoop(bundle)
     encodings, inputs = list(chain.from_iterable(encode_bodies(loop.bundle, bodies))), loop.bundle.graph("cpu", "auto").inputs
     ends = [round(i * rows) for i in range(1, int(len(encodings) / rows) + 1)]

@@ -34,7 +34,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a coroutine test in uvloop, with a timeout of 20 s, within those of its fixtures that are asynchronous context managers."""
+    """Runs a coroutine test in uvloop, with a timeout of 20 s, within its fixtures that are asynchronous context managers."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None

@@ -1,4 +1,4 @@
-"""What the serving install contains and imports."""
+"""The contents and the imports of the serving install."""
 
 import subprocess
 import sys

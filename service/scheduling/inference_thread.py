@@ -43,7 +43,7 @@ class InferenceThread(threading.Thread):
         except DeviceLostError as error:
             logger.critical("%s", error.message)
             self._scheduler.abort("the GPU failed, and the service must be restarted")
-        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request must wait for this thread forever
+        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: otherwise requests would wait for this thread forever
             # `_execute` and `deliver` handle errors of the work. After an error of the scheduler itself, the queue can be inconsistent.
             logger.critical("an inference thread died of %s. This is a bug; the service must be restarted", type(error).__name__)
             self._scheduler.abort("an inference thread died, and the service must be restarted")
@@ -76,7 +76,7 @@ class InferenceThread(threading.Thread):
                 )
         except DeviceLostError:
             raise
-        except BaseException as error:  # noqa: BLE001 - the boundary of a run: no error of a run must end the inference thread
+        except BaseException as error:  # noqa: BLE001 - the boundary of a run: an error of a run must not end the inference thread
             self._run_start = inf
             if len(items) == 1:
                 scheduler.end(items[0].request, error_for_caller(error))

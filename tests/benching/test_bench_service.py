@@ -11,7 +11,7 @@ from bertserve.bench import cli, raw_loop
 from support import tiny
 from support.replica import running
 
-# no warm-up: on a stalled machine, the first requests may be the only ones
+# no warm-up: on a stalled machine, the first requests can be the only ones
 SHORT = ("--seconds", 0.1, "--warmup-s", 0)
 
 

@@ -1,4 +1,4 @@
-"""How a sweep searches for the highest rate, with a fake service that meets its objective up to a fixed rate."""
+"""A sweep finds the highest rate of a fake service that meets its objective up to a fixed rate."""
 
 import re
 import threading

@@ -169,7 +169,7 @@ def all_outcomes() -> Iterator[dict[tuple[str, str], Outcome]]:
 
 
 def cases() -> Iterator[Any]:
-    """Yields each attack with each proxy. `make test` runs those of EVERY_RUN through one proxy, in turn."""
+    """Yields each attack with each proxy. `make test` runs the attacks of EVERY_RUN through one proxy, in turn."""
     for number, attack in enumerate(ATTACKS):
         for place, proxy in enumerate(PROXIES):
             runs = attack in EVERY_RUN and number % 2 == place
@@ -187,7 +187,7 @@ def test_a_replica_withstands_an_attack(service: Measured, outcomes: dict[tuple[
 
 @pytest.mark.parametrize("proxy", PROXIES)
 def test_no_bytes_of_a_request_become_another_request(service: Measured, proxy: str) -> None:
-    """Whatever a message hides: the replica gets no request that the proxy did not read, and an ordinary caller gets its own answers."""
+    """The replica gets no hidden request that the proxy did not read, and an ordinary caller gets its own answers."""
     assert len(raw_http.SMUGGLED) == len(HIDDEN)
     url, outcome, over = service.proxies[proxy].url, Outcome(), threading.Event()
     requests = [request.replace(raw_http.SMUGGLED, HIDDEN) for request, _ in raw_http.CORPUS.values()]

@@ -209,7 +209,7 @@ def test_paths_that_affect_only_one_replica_are_refused(client: httpx.Client, me
 
 @through_proxies
 def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
-    """The limits are those of the service, so that it would refuse these requests too."""
+    """The limits equal the service's, so that it would refuse these requests too."""
     large = client.post("/classify", content=b" " * (2**21 + 1), headers={"x-request-id": "mine-3"})
     chunked = client.post("/classify", content=iter([b" " * 2**20] * 3))
     large_head = client.get("/classify", headers={"x": "a" * 40_000})

@@ -188,7 +188,7 @@ def test_a_second_file_is_the_test(tmp_path: Path, calibrate: Calibrate) -> None
 
 
 def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Calibrate) -> None:
-    """Whatever their labels and the spelling of their input are; they do not count as more examples."""
+    """They do not count as more examples, with any labels and any spelling of their input."""
     path = sound(tmp_path)
     lines = labeled_by(path, 150)
     copies = [{"inputs": line["text"], "label": label} for line in lines for label in (line["label"], "neutral")]

@@ -1,4 +1,4 @@
-"""Calibration: known parameters are recovered, and qualities are those of scikit-learn."""
+"""Calibration: known parameters are recovered, and measures of quality equal scikit-learn's."""
 
 import numpy as np
 import pytest

@@ -130,7 +130,7 @@ def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> No
 def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe: bool) -> None:
     """The hub's filter fetches the top folder and the module folders at one commit, which are enough for the export.
 
-    It fetches a pickle only if there are no safetensors, and no other folders, such as those of training checkpoints.
+    It fetches a pickle only if there are no safetensors, and no other folders, such as training checkpoints.
     """
     source = move(sentence_transformers(encoder(tmp_path, layers=1)))
     weights = source / "0_Transformer" / "model.safetensors"

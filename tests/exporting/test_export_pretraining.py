@@ -62,7 +62,7 @@ def next_sentence_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 
 def test_a_next_sentence_model_is_a_classifier_of_pairs(following: tuple[Path, Bundle]) -> None:
-    """The labels and softmax are those of the head, whatever config.json contains."""
+    """The labels and softmax come from the head, not from config.json."""
     manifest = following[1].manifest
 
     assert (manifest.task, manifest.labels, manifest.activation) == ("text-classification", FOLLOWS, "softmax")

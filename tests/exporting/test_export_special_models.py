@@ -64,7 +64,7 @@ def test_outputs_of_an_encoder_outside_the_table_match_pytorch(name: str, tmp_pa
 
 @pytest.mark.parametrize("name", ["BERT", pytest.param("SqueezeBERT", marks=pytest.mark.full_grid)])
 def test_the_encoder_below_a_classifier_gives_vectors(name: str, tmp_path: Path) -> None:
-    """Its vectors match those of the whole model. They need no weights of a pooler, although SqueezeBERT always calls it."""
+    """Its vectors match the whole model's. They need no weights of a pooler, although SqueezeBERT always calls it."""
     family, fields = OTHERS.get(name, (FAMILIES["BERT"], {}))
     source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
     edit_weights(source, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".pooler." in name])

@@ -37,7 +37,7 @@ def largest_sums(quantized: NDArray[np.int8], peak: NDArray[np.uint8]) -> list[i
 
 
 def correlated_inputs(seed: int, count: int, rows: int) -> Floats:
-    """Returns correlated inputs with a few latent factors, like those of a trained layer."""
+    """Returns correlated inputs with a few latent factors, as in a trained layer."""
     rng = np.random.default_rng(seed)
     return (rng.normal(size=(count, 8)) @ rng.normal(size=(8, rows)) + 0.1 * rng.normal(size=(count, rows))).astype(np.float32)
 
@@ -80,7 +80,7 @@ def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
     inputs = correlated_inputs(3, 6 * rows, rows)
     sample, other = inputs[::2], inputs[1::2]
     peak = np.full(rows, 255, dtype=np.uint8)
-    scales = output_scales(weight, peak) * 8  # coarse steps, like those of few bits, show the difference best
+    scales = output_scales(weight, peak) * 8  # coarse steps, as with few bits, show the difference best
     nearest, by_gptq = round_to_nearest(weight, scales), round_weight(weight, scales, peak, factor_hessian(sample))
 
     for x in (sample, other):

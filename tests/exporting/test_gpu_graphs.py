@@ -137,7 +137,7 @@ def answers(bundle: Bundle, provider: Any, precision: Any, bodies: Sequence[dict
 
 @pytest.mark.parametrize("pooling", ["mean_tokens", pytest.param("cls_token", marks=pytest.mark.full_grid)])
 def test_the_graph_pools_unless_a_request_needs_tokens(pooling: str, tmp_path: Path) -> None:
-    """Vectors of padded batches are those of the CPU, with all options; one request that needs tokens makes its whole batch return them."""
+    """Vectors of padded batches equal the CPU's, with all options; one request that needs tokens makes its whole batch return them."""
     bundle = save_bundle(sentence_transformers(encoder(tmp_path, layers=2), "Normalize", pooling=pooling), tmp_path / "models")
     options = ({}, {"normalize": False}, {"dimensions": 3}, {"pooling": "max"}, {"pooling": "none"})
     bodies = [{"inputs": ["good", "a very good film , but the book is great !"], **each} for each in options]

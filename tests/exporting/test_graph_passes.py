@@ -274,7 +274,7 @@ def test_query_key_and_value_are_one_product(staged: Staged) -> None:
 
 
 def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
-    """Those with a bias and those without are packed apart, and a product of another tensor stays."""
+    """Products with and without a bias are packed separately, and a product of another tensor stays."""
     nodes = [
         helper.make_node("MatMul", ["x", "wide"], ["p1"]),
         helper.make_node("Add", ["wide_bias", "p1"], ["y1"]),

@@ -188,7 +188,7 @@ def test_every_second_text_of_a_classifier_is_also_fed_as_a_pair(all_staged: dic
 
 
 def test_the_context_of_a_question_is_the_next_text(all_staged: dict[str, Staged]) -> None:
-    """The type ids are those of a pair, the first text follows the last, and a long text leaves space for the other text."""
+    """The type ids are a pair's, the first text follows the last, and a long text leaves space for the other text."""
     staged = all_staged["question-answering"]
     texts = [TEXTS[0], TEXTS[1], TEXTS[3]]
     feeds = staged.feeds(texts)

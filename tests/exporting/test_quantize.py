@@ -114,7 +114,7 @@ def test_channels_in_float_reduce_the_error_of_outliers(quantized_of: QuantizedO
 
 
 def test_a_feed_forward_block_stays_whole_if_its_rest_would_be_too_small(tmp_path: Path) -> None:
-    """Without 16 of its 40 hidden units, a matrix would be smaller than those that are quantized."""
+    """Without 16 of its 40 hidden units, a matrix would be too small to be quantized."""
     source = bert(tmp_path, intermediate_size=40)
     edit_weights(source, plant_outliers)
     counts, _ = int8(stage(source, tmp_path / "stages"), tmp_path / "int8.onnx")

@@ -60,7 +60,7 @@ def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task:
 
 
 def lines_with(field: str) -> list[Any]:
-    """Returns the names of the golden lines with a field. Lines of version 5.7 differ from those of 6.2 only if their modules do."""
+    """Returns the names of the golden lines with a field. Lines of versions 5.7 and 6.2 differ only if their modules do."""
     modules = {name: line["files"].get("modules.json") for name, line in GOLDEN.items()}
     repeated = {name for name in GOLDEN if name.startswith("5.7.0/") and modules[name] == modules[name.replace("5.7.0", "6.2.0")]}
     return [pytest.param(name, marks=FULL if name in repeated else ()) for name, line in GOLDEN.items() if field in line]
@@ -89,7 +89,7 @@ def test_scores_are_those_of_sentence_transformers(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_the_graph_makes_the_vectors_and_compares_them(name: str, tmp_path: Path) -> None:
-    """A pooling or layer that the service does not have is in the graph; the answers for a padded batch are those of sentence-transformers."""
+    """A pooling or layer that the service lacks is in the graph; the answers for a padded batch equal sentence-transformers'."""
     line = GOLDEN[f"6.2.0/{name}"]
     service = Service(exported(checkpoint_of(tmp_path, f"6.2.0/{name}")).path)
     assert service.answer({"inputs": TEXTS}) == [close(vector) for vector in line["vectors"]]

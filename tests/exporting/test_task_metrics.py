@@ -1,4 +1,4 @@
-"""The agreement of results with those of a reference, and the metrics of results on labeled data."""
+"""The agreement of results with a reference's, and the metrics of results on labeled data."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Token types (segment ids) are those that a model was trained with: the template's, or none, by class and version of its tokenizer.
+"""Token types (segment ids) are as in a model's training: the template's, or none, by class and version of its tokenizer.
 
 PyTorch gets the types explicitly, because transformers 5 drops them for most tokenizer classes.
 """

@@ -1,4 +1,4 @@
-"""The steps of a checkpoint's `tokenizer.json` are used, although transformers replaces some of them with those of a class."""
+"""The steps of a checkpoint's `tokenizer.json` are used, although transformers replaces some of them with a class's own."""
 
 import json
 import sys

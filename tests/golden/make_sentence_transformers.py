@@ -82,7 +82,7 @@ def write_base(folder: Path, labels: int = 0) -> Path:
 
 
 def write_files(folder: Path, files: dict[str, Any]) -> None:
-    """Writes the files of a golden line over those of `write_base`, and the weights of its Dense modules."""
+    """Writes the files of a golden line over the files of `write_base`, and the weights of its Dense modules."""
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content), encoding="utf-8")

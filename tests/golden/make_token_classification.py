@@ -5,7 +5,7 @@
 The script reads the cases from `token_classification.jsonl` and replaces that file. Each line has `id` and `request`, and
 
 - `windows`: the windows of each input. Each has `first`, the index of its first text token; `count`, its number of text
-  tokens; and `logits`, those of the text tokens, rounded to seven digits. Each window runs alone, without padding. A text
+  tokens; and `logits`, of the text tokens, rounded to seven digits. Each window runs alone, without padding. A text
   without tokens has one empty window;
 - `answer`: the entities of each input, or of the single text if `inputs` is not a list. If the text fits one window, they
   come from the pipeline, and so does `word`. Otherwise the pipeline would truncate the text, so they come from

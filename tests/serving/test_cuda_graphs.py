@@ -182,7 +182,7 @@ def test_without_a_session_for_captures_a_model_still_answers(
 
 
 class FakeSession:
-    """Records the graph ids of its runs; other runs than those before a capture wait for `gate`."""
+    """Records the graph ids of its runs; all runs except the ones before a capture wait for `gate`."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []

@@ -205,7 +205,7 @@ def test_the_threshold_of_a_label_does_not_change_sets(tmp_path: Path) -> None:
 
 
 def test_independent_labels_are_decided_one_by_one(tmp_path: Path) -> None:
-    """The decision is a list, which may be empty. `top_k` limits only the scores; each label can have its own calibration."""
+    """The decision is a list, which can be empty. `top_k` limits only the scores; each label can have its own calibration."""
     path = tiny.bundle(tmp_path, activation="sigmoid")
     tiny.calibrate(path, {"threshold": 0.9, "label": "neutral"}, method="per-label", scale=[0.5, 1.0, 2.0], bias=[3.0, -3.0, 0.0])
     raw = scores_of(result_of(tmp_path, "/classify", "good", calibrated=False)[0])

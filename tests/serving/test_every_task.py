@@ -1,4 +1,4 @@
-"""What all tasks share over HTTP: paths, models, bodies, parameters, limits, errors, descriptions and metrics."""
+"""All tasks over HTTP: shared paths, models, bodies, parameters, limits, errors, descriptions and metrics."""
 
 import re
 from pathlib import Path
@@ -231,7 +231,7 @@ def test_a_parameter_of_another_task_is_refused_with_those_of_the_task(api: Send
 
 
 def test_rerank_options_are_refused_within_parameters(api: Send) -> None:
-    """In `parameters`, `/rerank` has only those of decisions; it accepts the empty object that huggingface_hub sends."""
+    """In `parameters`, `/rerank` takes only the options of decisions; it accepts the empty object that huggingface_hub sends."""
     assert post(api, BODIES[RERANK] | {"parameters": {}}, path=RERANK).status_code == 200
     assert "`query`, `texts`." in error_of_body(api, RERANK, BODIES[RERANK] | {"parameters": {"return_text": True}})
 

@@ -29,7 +29,7 @@ def rebuilt(mask: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def decode_masks(request: fill_mask.FillMaskInput, masks: list[dict[str, Any]]) -> list[Any]:
-    """Returns the results of stored logits, after a check that the windows equal those of the golden file."""
+    """Returns the results of stored logits, after a check that the windows equal the golden file's."""
     encodings, (tokens,) = FILL.encode(request).encodings, FILL.tokenizer.tokenize([request.text])
     places = [place for place, id_ in enumerate(tokens.ids) if FILL.tokenizer.spec.mask is not None and id_ == FILL.tokenizer.spec.mask.id]
     assert len(places) == len(masks)

@@ -23,7 +23,7 @@ FLOOR = 0.9
 def windows_and_rows(
     request: TextInput[question_answering.QuestionAnsweringParameters], windows: list[dict[str, Any]]
 ) -> tuple[question_answering.PassageWindows, list[dict[str, Any]]]:
-    """Returns the windows of a request and the stored rows, after a check that the windows equal those of the reference."""
+    """Returns the windows of a request and the stored rows, after a check that the windows equal the reference's."""
     windows_ = question_answering.cut_passage(request, QA.tokenizer)
     assert [(part.start, len(part), encoding.start) for part, encoding in zip(windows_.token_ranges, windows_.encodings, strict=True)] == [
         (w["first"], w["count"], w["question"] + 2) for w in windows

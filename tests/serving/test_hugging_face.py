@@ -129,7 +129,7 @@ def test_an_invalid_sequence_is_refused(api: Send, inputs: Any) -> None:
 
 
 def test_embed_all_returns_a_vector_per_token(api: Send) -> None:
-    """The vectors are those of `/embed` with pooling `none` and no normalization. One text gives a list with one item."""
+    """The vectors equal those of `/embed` with pooling `none` and no normalization. One text gives a list with one item."""
     expected = result(api, "/embed", inputs=["good film"], pooling="none", prompt_name="query", normalize=False)
     vectors = result(api, "/embed_all", inputs="good film", prompt_name="query", truncate=True, truncation_direction="Left")
 

@@ -122,7 +122,7 @@ def is_drift(before: str, after: str, folder: Path) -> bool:
 
 
 async def test_other_texts_are_drift(tmp_path: Path) -> None:
-    """The alert stays silent for texts like those of the calibration, and for a few texts of another kind."""
+    """The alert stays silent for texts like the calibration's, and for a few texts of another kind."""
     rng = random.Random(5)
     usual, same, other = ([" ".join(rng.choices(tiny.WORDS[:12], k=length)) for _ in range(400)] for length in (2, 2, 20))
     path = tiny.calibrate(tiny.bundle(tmp_path / "models"), scale=[2.0])

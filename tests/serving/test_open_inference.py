@@ -74,7 +74,7 @@ def test_an_empty_tensor_gives_empty_outputs(api: Send) -> None:
 
 
 def test_null_is_the_same_as_no_value(api: Send) -> None:
-    """Clients that write all fields of the protocol, such as those of MLServer, send null for those that are not set."""
+    """Clients that write all fields of the protocol, such as MLServer's, send null for unset ones."""
     nulls = {"id": None, "parameters": None, "outputs": [{"name": "label", "parameters": None}]}
     tensor = texts("inputs", *TEXTS) | {"parameters": None}
     expected = outputs(infer(api, "classifier", texts("inputs", *TEXTS)))["label"]

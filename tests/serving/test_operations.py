@@ -1,4 +1,4 @@
-"""What operators and clients read in addition to predictions: models, health, limits, docs, OpenAPI and request ids."""
+"""The answers for operators and clients other than predictions: models, health, limits, docs, OpenAPI and request ids."""
 
 import re
 from itertools import chain

@@ -121,7 +121,7 @@ async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models
 
 
 async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> None:
-    """The connection closes, because the rest of the body may never come."""
+    """The connection closes, because the rest of the body might never arrive."""
     service = fake_service(models, FakeEngine(), body_timeout_s=0.05)
     messages = await sent_for(service, HALF)
     await until(lambda: len(messages) == 2)

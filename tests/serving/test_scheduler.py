@@ -363,7 +363,7 @@ async def test_a_thread_stays_free_for_new_requests(harness: Harness) -> None:
     list_task = harness.submit("a", "b", "c", runner=harness.runs(seconds=constant_seconds(1000.0), shares_batches=False))
     await asyncio.to_thread(harness.work.started.acquire)
     await harness.work.let_one_pass()  # both runs end, and one thread takes the second text
-    text = harness.submit("text", timeout_s=3600.0)  # the runs that cost 1,000 s may not have ended yet
+    text = harness.submit("text", timeout_s=3600.0)  # the runs that cost 1,000 s need not have ended yet
     await asyncio.to_thread(harness.work.started.acquire)
     assert harness.queue.queue_items == 1
     harness.work.gate.set()

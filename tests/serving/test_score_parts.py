@@ -63,7 +63,7 @@ class Killed(BaseException):
 def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
     models: Path, tmp_path: Path, suffix: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill can come before or within each write, sync, rename and removal. The next run may have other threads and another GPU."""
+    """A kill can come before or within each write, sync, rename and removal. The next run can have other threads and another GPU."""
     rows = [{"text": text} if i % 30 else {"text": "x" * 300} for i, text in enumerate(TEXTS[:50])]
     source, output = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
     if suffix == "parquet":

@@ -100,7 +100,7 @@ SMUGGLED = [*SPELLED, *WIDE, *(f"good {name} bad" for name in SPELLED), *(f"x{na
 
 @pytest.mark.parametrize("loose", [False, True], ids=["special", "loose"])
 def test_no_spelling_becomes_a_special_token(new_tokenizer: Callable[..., Tokenizer], loose: bool) -> None:
-    """The spellings are alone or within a text, in ASCII or in a form that is normalized to ASCII."""
+    """The spellings are a whole text or a part of one, in ASCII or in a form that is normalized to ASCII."""
     tokenizer = new_tokenizer(loose=loose)
     for tokens in tokenizer.tokenize(SMUGGLED) + [tokenizer.tokenize([text])[0] for text in SMUGGLED]:
         assert {PAD, CLS, SEP, MASK}.isdisjoint(tokens.ids)

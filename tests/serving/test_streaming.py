@@ -98,7 +98,7 @@ def test_an_error_of_the_whole_stream_has_its_own_status(models: Path, path: str
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 async def test_lines_do_not_depend_on_chunk_boundaries(models: Path, size: int) -> None:
-    """A line over the limit fails alone, however it arrives."""
+    """Only the line over the limit fails, however it arrives."""
     content = to_lines({"inputs": "one"}) + b"\n\n" + to_lines({"inputs": "x" * 2000}) + b" \r\n" + to_lines({"inputs": "two"}).rstrip()
     client = Client([content[i : i + size] for i in range(0, len(content), size)])
     echo = Echo(models, max_body_bytes=1024, max_chars=1024)
@@ -301,7 +301,7 @@ def stream_failing(models: Path, failure: Exception) -> tuple[list[str], int]:
 
 
 def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
-    """It waits for the predicted time before it asks again, because each attempt may tokenize it again."""
+    """It waits for the predicted time before it asks again, because each attempt can tokenize it again."""
     refusal = RefusedError("the queue is long.", reason="deadline", retry_after_s=1000)
     assert stream_failing(models, refusal) == (["overloaded", "invalid_value"], 2)
 

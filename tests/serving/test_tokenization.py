@@ -29,7 +29,7 @@ def test_the_template_gives_the_same_ids_as_the_post_processor(tokenizer: Tokeni
 
 
 def test_a_template_can_have_the_second_text_first(models: Path) -> None:
-    """Positions are those of the texts, not of the template."""
+    """Positions count the texts, not the template."""
     bundle = files.load_bundle(models / "tiny")
     spec, other = bundle.manifest.tokenizer, {"a": "b", "b": "a"}
     pair = tuple(piece.model_copy(update={"text": other[piece.text]}) if isinstance(piece, TextPart) else piece for piece in spec.pair)

@@ -1,6 +1,6 @@
 """With `truncation_side: left` in the tokenizer, a long text loses its beginning, and windows start from its end.
 
-`tests/exporting/test_random_checkpoints.py` compares the tokens of both sides with those of transformers.
+`tests/exporting/test_random_checkpoints.py` compares the tokens of both sides with transformers'.
 """
 
 from dataclasses import replace

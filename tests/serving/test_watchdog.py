@@ -33,7 +33,7 @@ class WatchdogHarness(Harness):
 
 @pytest.mark.harness(kind=WatchdogHarness, manual=True, threads=2)
 async def test_a_thread_that_hangs_is_replaced(harness: WatchdogHarness) -> None:
-    """Its requests fail, also those of a batch that runs again in halves."""
+    """Its requests fail, also in a batch that runs again in halves."""
     blockers = [await harness.block(), await harness.block()]
     harness.work.guilty = {"bad"}
     good, bad = harness.submit("good"), harness.submit("bad")
@@ -205,7 +205,7 @@ async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: WatchdogHarn
 
 @pytest.mark.harness(kind=WatchdogHarness, threads=2)
 async def test_after_a_lost_device_only_another_process_helps(harness: WatchdogHarness) -> None:
-    """All requests fail at once, also those that wait, and the batch does not run again in halves. The failed run does not hang."""
+    """All requests fail at once, also waiting ones, and the batch does not run again in halves. The failed run does not hang."""
     runs: list[Any] = []
 
     def lose(payloads: Sequence[Any]) -> Sequence[Any]:
@@ -223,7 +223,7 @@ async def test_after_a_lost_device_only_another_process_helps(harness: WatchdogH
         assert error.value.values["reason"] == harness.scheduler.failure
     assert not harness.scheduler.ready
     assert 1 <= len(runs) <= 2  # one per thread
-    await asyncio.gather(*blockers, return_exceptions=True)  # the device may be lost before the second one is delivered
+    await asyncio.gather(*blockers, return_exceptions=True)  # the device can be lost before the second one is delivered
     await harness.scheduler.stop(1.0)
     harness.look(7)
     assert harness.hangs == 0

@@ -58,7 +58,7 @@ def wave(server: ServeProcess) -> float:
 
 
 def try_wave(server: ServeProcess, before: str) -> float | None:
-    """Connects all clients while each inference thread has a long run, and disconnects all of them, including those with a run.
+    """Connects all clients while each inference thread has a long run, and disconnects all of them, including clients with a run.
 
     Returns:
         Memory of the service in MiB while the clients waited; None if the runs ended too soon, because other texts can have run then.

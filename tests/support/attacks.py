@@ -25,7 +25,7 @@ LARGE_ANSWER = json.dumps({"inputs": ["[MASK] " * 64] * 2, "parameters": {"top_k
 
 @dataclass(frozen=True)
 class Attack:
-    """What each connection of an attacker does. A connection that the proxy closes is opened again.
+    """The behavior of each connection of an attacker. A connection that the proxy closes is opened again.
 
     Attributes:
         first: Bytes that are sent first.

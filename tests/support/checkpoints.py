@@ -172,7 +172,7 @@ def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) 
 
 
 def pickle_weights(path: Path, convert: Callable[[dict[str, torch.Tensor]], Any] = dict, **options: Any) -> None:
-    """Replaces the weights file by a pickle of what `make` returns for the weights; `options` are those of `torch.save`."""
+    """Replaces the weights file by a pickle of what `make` returns for the weights; `options` are for `torch.save`."""
     torch.save(convert(load_file(path / "model.safetensors")), path / "pytorch_model.bin", **options)
     (path / "model.safetensors").unlink()
 

@@ -91,7 +91,7 @@ def worst_error(expected: Sequence[Outputs], actual: Sequence[Sequence[Outputs]]
 
 
 def logit_error(bundle: Bundle, logits_of: Callable[[torch.Tensor], torch.Tensor], precision: Precision = "fp32") -> float:
-    """Returns the largest difference of a bundle's logits from those of a model, over the grid.
+    """Returns the largest difference of a bundle's logits from a model's, over the grid.
 
     Args:
         bundle: The bundle.

@@ -50,7 +50,7 @@ class ServeProcess:
         if tree is not None:
             if not (tree / "bertserve").exists():  # until November 2026, a checkout had no package `bertserve`
                 program = program.replace("bertserve.", "")
-            # without the current folder, which would come first, and may be this checkout
+            # without the current folder, which would come first, and can be this checkout
             self._env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
         self._command = [sys.executable, "-c", program, "serve", "--models", str(models), "--port", str(port), *flags]
         self.port = port
@@ -152,7 +152,7 @@ def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) 
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns distinct free ports on loopback, below those that the system assigns, so that no other process gets them before a server."""
+    """Returns distinct free ports on loopback, below the ports that the system assigns, so that no other process gets them before a server."""
     with ExitStack() as stack:
         ports: list[int] = []
         for port in random.sample(PORTS, len(PORTS)):

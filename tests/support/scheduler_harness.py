@@ -52,7 +52,7 @@ def constant_seconds(seconds: float) -> Callable[[int, int], float]:
 
 
 class Harness:
-    """A scheduler under test and its fake work. The scheduler runs within an `async with` block, at whose end no request may be left."""
+    """A scheduler under test and its fake work. The scheduler runs within an `async with` block, at whose end every request must have ended."""
 
     def __init__(self, *, threads: int = 1, manual: bool = False, queue: type[RequestQueue] = RequestQueue, **more: Any) -> None:
         self.work = FakeRun()
@@ -78,7 +78,7 @@ class Harness:
         self.hangs += 1
 
     def runs(self, run: Callable[[Sequence[Any]], Sequence[Any]] | None = None, seconds: Any = batch_seconds, **options: Any) -> FakeRunner:
-        """Returns another runner; by default its runs are those of `work`."""
+        """Returns another runner; by default its runs do `work`."""
         return FakeRunner(seconds, run=run or self.work, **options)
 
     async def run(

@@ -46,7 +46,7 @@ def recorded_s(rows: int, length: int) -> float:
 
 @dataclass(slots=True)
 class Progress:
-    """What happened to an admitted request, as seconds after its arrival.
+    """The course of an admitted request, in seconds after its arrival.
 
     Attributes:
         predicted_s: The prediction at its arrival for the start of its first item.
