@@ -20,7 +20,7 @@ def run_within_limits(engine: OnnxEngine, items: Sequence[EncodingItem], vocabul
     """
     encodings = [item.encoding for item in items]
     if len(items) > 1:
-        longest, half = max(map(len, encodings)), len(items) // 2
+        longest, half = max(len(encoding.ids) for encoding in encodings), len(items) // 2
         values = sum(len(encoding.masks) * vocabulary_size + len(encoding.maps) * longest**2 for encoding in encodings)
         if values > MAX_OUTPUT_VALUES:
             return [row for part in (items[:half], items[half:]) for row in run_within_limits(engine, part, vocabulary_size)]

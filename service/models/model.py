@@ -169,7 +169,7 @@ class Model:
     def _trace(
         self, items: Sequence[EncodingItem], padded: int, start: float, end: float, *, multi_threaded: bool, error: Exception | None
     ) -> None:
-        """Records a span of a run, for the traced requests in it."""
+        """Records a span of a batch, for the traced requests in it."""
         name, version, precision, provider = self.metric_labels
         traces = list(dict.fromkeys(item.progress.trace for item in items if item.progress.trace is not None))
         real = sum(len(item.encoding.ids) for item in items)
