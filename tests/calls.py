@@ -45,7 +45,7 @@ def count_calls(models: Path) -> list[tuple[str, bool]]:
         nonlocal counting
         settings = Settings(models=(models,), allow_implicit_default=True)
         state = build(settings)
-        threading.setprofile(note)  # for threads that start from now on
+        threading.setprofile(note)  # counts in threads that start later
         state.scheduler.start()
         async with listening(Application(state)) as server, client(server) as (reader, writer):
             for i in range(WARM_UP + 1):
@@ -55,7 +55,7 @@ def count_calls(models: Path) -> list[tuple[str, bool]]:
                 head = await reader.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200"), head
                 await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
-                await asyncio.sleep(0.05)  # for the work after the response, such as metrics
+                await asyncio.sleep(0.05)  # time for the work after the response, such as metrics
             counting = False
         sys.setprofile(None)
         threading.setprofile(None)

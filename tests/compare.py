@@ -30,7 +30,7 @@ from support.replica import ServeProcess, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
 GRAPH = "sentiment"  # the bundle that answers /classify
-WARM_UP_S = 1.5  # in which a service can also create its multi-threaded session
+WARM_UP_S = 1.5  # during this time, a service can also create its multi-threaded session
 
 
 class LoadSpec(NamedTuple):

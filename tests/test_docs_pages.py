@@ -20,7 +20,7 @@ CURRENT = [page for page in PAGES if page.parent != ROOT / "bench/results"]
 OTHERS = {"--base", "--build-arg", "--cap-drop", "--no-deps", "--read-only", "--rm", "--security-opt", "--tmpfs"}
 OTHERS |= {"--build", "--from-file", "--home-dir", "--now", "--scale", "--shell", "--stop-timeout", "--system"}
 OTHERS |= {"--address", "--dashboard-host", "--generate", "--gpus", "--head", "--node-ip-address"}
-OTHERS |= {"--config", "--storage", "--web"}  # of Prometheus
+OTHERS |= {"--config", "--storage", "--web"}  # flags of Prometheus
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 each_current_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))

@@ -8,7 +8,7 @@ from bertserve.bench.report import parse_objectives
 from bertserve.bench.target import Body, Target, parse_url
 from bertserve.service.errors import StartError
 
-# of 8 texts in the whole load, of which a run has 2
+# the load has 8 texts, and a run 2
 TOTALS = {"bertserve_batch_rows_count": 4, "bertserve_batch_rows_sum": 8, "real": 80, "padded": 20}
 
 

@@ -24,7 +24,7 @@ def rows(text: str, title: str) -> list[list[str]]:
 
 
 def test_the_report_measures_what_the_machine_has_and_names_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT}/tests")  # as when the script is run
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT}/tests")  # as when the script is run by itself
     text = report(tmp_path, "--services", "1x2")
 
     assert [[row[0], row[3]] for row in rows(text, "Against the CPU, 4 texts")] == [["cpu/fp32", "4 of 4"]]

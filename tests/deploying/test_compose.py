@@ -9,7 +9,7 @@ from support.manifests import COMPOSE, DEPLOY
 
 [READ] = manifests.documents(COMPOSE)
 SERVICES = READ["services"]
-MARGIN_S = 10  # to send the last answers
+MARGIN_S = 10  # time to send the last answers
 CONFIGURED = ("haproxy/haproxy.cfg", "prometheus/prometheus.yml", "prometheus/alerts.yml", "grafana/provisioning", "grafana/bertserve.json")
 
 

@@ -134,7 +134,7 @@ def test_a_missing_extra_is_named_with_its_install_command(output: Path, run: Ru
 
 def put_aside(target: Path, _: Path) -> None:
     """Writes a bundle, and another one that a killed export put aside."""
-    (tiny.bundle(target.parent, target.name) / f".{MANIFEST_FILE}").touch()  # of a killed `verify --update`
+    (tiny.bundle(target.parent, target.name) / f".{MANIFEST_FILE}").touch()  # a file of a killed `verify --update`
     (target.parent / ".tiny-bert.old").mkdir()
     (target.parent / ".tiny-bert.old" / MANIFEST_FILE).write_bytes((target / MANIFEST_FILE).read_bytes())
 

@@ -60,7 +60,7 @@ def test_int8_errors_are_within_the_limit(measured: Case) -> None:
 
     assert validation.quantized["MatMulIntegerToFloat"] >= 1 + (task != "multiple-choice")
     assert 0 < validation.quantization_error < most_of_int8(task)
-    assert validation.quantization_limit == 1.0  # of the export, for later checks of the bundle
+    assert validation.quantization_limit == 1.0  # the limit of the export, stored for later checks of the bundle
     assert 0 < result.int8 < most_of_int8(task)
 
 

@@ -50,7 +50,7 @@ TOKENIZERS: dict[str, Any] = {
     "Splinter": lambda: families.word_piece(transformers.SplinterTokenizer, [*BERT_SPECIALS, "[QUESTION]"]),
     "XLNet": FAMILIES["XLNet"].tokenizer,
 }
-ALWAYS, NEVER = {"BERT"}, {"DistilBERT", "BigBird", "RoBERTa"}  # what their classes give in both versions
+ALWAYS, NEVER = {"BERT"}, {"DistilBERT", "BigBird", "RoBERTa"}  # the types that their classes give in both versions
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 

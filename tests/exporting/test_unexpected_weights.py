@@ -33,7 +33,7 @@ def refuse(*names: str, architecture: str = "BertForSequenceClassification", ign
     ("architecture", "name"),
     [
         ("BertForSequenceClassification", "cls.seq_relationship.weight"),
-        ("BertForSequenceClassification", "fit_dense.weight"),  # of TinyBERT's distillation
+        ("BertForSequenceClassification", "fit_dense.weight"),  # a weight of TinyBERT's distillation
         ("BertForTokenClassification", "bert.pooler.dense.weight"),
         ("BertModel", "classifier.weight"),
         ("BertModel", "embeddings.position_ids"),

@@ -477,7 +477,7 @@ def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify
         (("1", "2"), "1", None),  # the id of one label and the name of another
         (("True", "False"), "true", "True"),
         (("a", "b"), "true", None),
-        *((("LABEL_0",), number, None) for number in ("NaN", "Infinity", "true", "1" + 400 * "0")),  # of a regression
+        *((("LABEL_0",), number, None) for number in ("NaN", "Infinity", "true", "1" + 400 * "0")),  # labels of a regression
     ],
 )
 def test_a_gold_label_is_a_label_or_its_id(labels: tuple[str, ...], label: str, expected: str | None) -> None:

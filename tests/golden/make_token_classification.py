@@ -45,7 +45,7 @@ Entity = dict[str, Any]
 class Token:
     """One token of a text."""
 
-    word: str  # in the vocabulary, or its text if it is unknown
+    word: str  # its spelling in the vocabulary, or its text if it is unknown
     start: int
     end: int
     is_subword: bool  # it continues the word of the previous token

@@ -40,7 +40,7 @@ def pairs(
     case: dict[str, Any], **changes: Any
 ) -> list[tuple[TextInput[question_answering.QuestionAnsweringParameters], list[dict[str, Any]], Any]]:
     parameters = case["request"].get("parameters", {}) | changes
-    parameters.pop("max_question_len", None)  # of the reference, where it changes no answer of these cases
+    parameters.pop("max_question_len", None)  # a parameter of the reference, which changes no answer of these cases
     body = QA.parse(case["request"] | {"parameters": parameters})
     answers = case["answer"] if body.is_list else [case["answer"]]
     return list(zip(body.task_inputs(QA.manifest), case["windows"], answers, strict=True))

@@ -14,7 +14,7 @@ from support import hostile, raw_http, tiny
 from support.http_messages import Answer, exchange
 from support.replica import ServeProcess, running
 
-SHARE = 0.2  # of all hostile cases
+SHARE = 0.2  # this share of all hostile cases
 REFUSALS = {400, 403, 404, 405, 408, 413, 415, 422, 431}
 
 

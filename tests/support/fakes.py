@@ -73,7 +73,7 @@ class FakeEngine:
         self.gate.set()
         self.entered = threading.Semaphore(0)
         self.batches: list[int] = []
-        self.small_outputs = False  # of the last run
+        self.small_outputs = False  # the argument of the last run
 
     def run(self, encodings: Sequence[Encoding], *, small_outputs: bool = False) -> list[Outputs]:
         self.entered.release()

@@ -24,7 +24,7 @@ COUNTS = (0, 1, 2, 5, 13, 31, 64)
 class Measured:
     """Measurements of a family with a task's head, over the grid."""
 
-    bundle: Bundle  # in fp32 and int8
+    bundle: Bundle  # with graphs in fp32 and int8
     error: float  # largest difference between an fp32 logit and PyTorch's
     int8: float  # root mean square difference between the int8 logits and PyTorch's, divided by their standard deviation
 

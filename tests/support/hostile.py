@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bertserve.service.tasks.catalog import TASKS
 
-CASES = int(os.environ.get("STRESS_CASES", "500"))  # for all hostile tests together
+CASES = int(os.environ.get("STRESS_CASES", "500"))  # number of cases of all hostile tests together
 LEAKS = (
     "Traceback",
     "site-packages",
