@@ -332,7 +332,7 @@ def test_a_second_export_of_a_name_fails_at_once(
         results = [run(source, *FAST), run(source, *FAST, "--overwrite"), run(source.with_name("missing"), *FAST, "--name", "tiny-bert")]
         assert run(source, *FAST, "--name", "other")[0] == 0
         end.set()
-    (output / ".tiny-bert.export" / "work").mkdir(parents=True)  # a file of an export that was killed
+    (output / ".tiny-bert.export" / "work").mkdir(parents=True)  # the folder of an export that was killed
     assert first.result() == 1
     assert f"{os.strerror(errno.ENOSPC)} (`{output}`)" in capsys.readouterr().err
     assert run(source, *FAST)[0] == 0
