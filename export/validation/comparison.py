@@ -284,7 +284,7 @@ def _attention_error(served: ServedGraph, input_: TextInput[attention.Maps], wei
 
 
 def _measure_batch_error(served: ServedGraph, alone: Sequence[tuple[Encoding, Outputs]]) -> tuple[float, bool]:
-    """Compares rows in batches of four neighbors with the same rows run alone.
+    """Compares rows in batches of four neighbors with the same rows run one by one.
 
     Returns:
         The largest difference of an output, and whether all are rounding, so that the graph is batch-invariant.

@@ -63,7 +63,7 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
 
 
 def run_input(checkpoint: Checkpoint, input_: Any) -> list[Outputs]:
-    """Returns the outputs of each window of an input in PyTorch; windows run alone, because they change each other in some models."""
+    """Returns the outputs of each window of an input in PyTorch; windows run one by one, because they change each other in some models."""
     texts, options = EXPORT_TASKS[checkpoint.task].tokenizer_call(input_, checkpoint.tokenizer)
     return [_run_window(checkpoint, window) for window in _windows(checkpoint, texts, options)]
 

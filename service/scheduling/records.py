@@ -28,7 +28,7 @@ class Runner(Protocol):
 
 
 class Work(Protocol):
-    """What a request does before and between its runs.
+    """The work of a request before and between its runs.
 
     Attributes:
         chars: Characters that `prepare` tokenizes.
