@@ -4,7 +4,7 @@ Only SHA-256 digests of keys are stored, and they are compared in constant time.
 
 A line of the file is `NAME sha256:DIGEST`, as `bert-serve new-key NAME` prints it, or a key in plain text. Blank lines and lines
 that begin with `#` are ignored. A key is random and long, so one round of SHA-256 is enough: it cannot be guessed. A key in plain text
-has the name `default` if it is the only one in its file, otherwise `line-N`.
+is named `default` if it is the only one in its file, otherwise `line-N`.
 """
 
 import hashlib

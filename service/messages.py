@@ -54,7 +54,7 @@ def quote_names(names: Iterable[str]) -> str:
 def install_command(*extras: str) -> str:
     """Returns the command that installs extras, from the folder or wheel of this installation, or from a clone in the working directory.
 
-    It never gives only the package's name: no index has bertserve, so anyone could publish a package of that name.
+    It never gives only the package's name: no index contains bertserve, so anyone could publish a package of that name.
     """
     origin = json.loads(distribution("bertserve").read_text("direct_url.json") or "{}").get("url", "")
     path = unquote(urlsplit(origin).path) if origin.startswith("file:") else ""

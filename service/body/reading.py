@@ -22,7 +22,7 @@ _OTHER_FORMATS = {
     rb"\{[^\n]*\}[ \r]*\n\s*\{": "it looks like JSON Lines, which tasks take with the header `content-type: application/x-ndjson`",
 }
 
-# Returns whether an unknown field has no effect, from its name and its value.
+# Name and value of an unknown field -> whether it can be ignored.
 IgnoresField = Callable[[str, Any], bool]
 B = TypeVar("B", bound=TaskBody)
 C = TypeVar("C", bound=ClosedModel)

@@ -44,7 +44,7 @@ class Threshold(Record):
 
     The true share of errors is at most `target` for `max-error`, otherwise 1 - `target`; `error` is the measured one.
 
-    With a `label`, the score is that of the label, whether or not another label has a better one. Without one, it is the score of each
+    With a `label`, the score is the label's, even if another label's is better. Without one, it is the score of each
     prediction (the best label, an entity, an answer); for `coverage`, the label set contains all labels with at least `threshold`.
     """
 

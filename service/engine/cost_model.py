@@ -1,4 +1,4 @@
-"""CostModel: predicts the seconds of a run, which also decide whether a batch is worth its padding. It has no clock."""
+"""CostModel: predicts the seconds of a run, which also decide whether a batch is worth its padding. It uses no clock."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache

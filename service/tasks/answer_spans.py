@@ -45,7 +45,7 @@ def best_spans(start: Floats, end: Floats, window: range, *, longest: int, expec
 def _span_answers(passage: Tokens, *, with_marks: bool, align_to_words: bool) -> Callable[[int, int, float, range], dict[str, Any]]:
     """Returns a function that turns spans of tokens into answers, on request with combining marks and of whole words.
 
-    It takes the first token of a span, the last one, the score, and the tokens to which the span can be extended. White space has the
+    It takes the first token of a span, the last one, the score, and the tokens to which the span can be extended. White space gives the
     answer "".
     """
     offsets = passage.offsets_with_marks if with_marks else passage.offsets

@@ -125,7 +125,7 @@ def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: Mode
     """Returns one input per text, with the caller's choices and the bundle's defaults.
 
     Raises:
-        InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions, or layers are requested without a pooling of
+        InvalidValueError: The bundle lacks the prompt or a layer, or its vectors are shorter, or layers are requested without a pooling of
             tokens.
     """
     embedding = embedding_settings(config)

@@ -37,7 +37,7 @@ class WordImportance(TypedDict):
 class OccludedText:
     """One text of an input, of which the model reads the tokens in a range, and the words to leave out, which are all within this range.
 
-    `field` is its name, or empty if the input has one text.
+    `field` is its name, or empty if it is the only one.
     """
 
     field: str

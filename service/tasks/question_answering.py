@@ -57,7 +57,7 @@ class QuestionAnsweringParameters(CalibratedDecisionParameters):
 class PassageWindows:
     """The tokens of a question and of its passage, and the windows of the passage: their token ranges, and an encoding for each.
 
-    An encoding has the question, and the window's part of the passage.
+    An encoding contains the question, and the window's part of the passage.
     """
 
     question: Tokens

@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TaskModel:
-    """The parts of a model that tasks use. Without a calibration, which has the thresholds too, its scores are raw."""
+    """The parts of a model that tasks use. Without a calibration, which includes the thresholds, its scores are raw."""
 
     tokenizer: Tokenizer
     config: ModelConfig

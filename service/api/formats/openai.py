@@ -28,7 +28,7 @@ _RESPONSE_EXAMPLE: dict[str, Any] = {
     "usage": {"prompt_tokens": 19, "total_tokens": 19},
 }
 _CREATED = int(time.time())  # clients show it; the creation time of a model is unknown
-BASE_PATH = "/v1/"  # clients send all their requests below it, also for endpoints that this service does not have
+BASE_PATH = "/v1/"  # clients send all their requests below it, also for endpoints that this service lacks
 _ERROR_TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
