@@ -1,4 +1,4 @@
-"""RequestQueue: admits requests, orders their items, chooses the next batch, and knows the current ones. It uses no threads or clock.
+"""RequestQueue: admits requests, orders their items, chooses the next batch, and knows the current ones; without threads, locks or clock.
 
 A request is admitted or refused as a whole, and closed once. Its items (texts, or windows of a text) start by *priority*, a virtual time:
 the arrival of the request plus the predicted seconds of its earlier items. So a long list or document fills the time that others leave, and
