@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bertserve.export.errors import ExportError, first_line
 from bertserve.export.progress import parallel_map
-from bertserve.export.validation.served_graph import Answer, ServedGraph, measure_latency, open_graph
+from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph, measure_latency, open_graph
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, LengthParity, Outputs, Precision
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
@@ -62,9 +62,9 @@ class Reference:
 
     name: str
     inputs: Sequence[Any]
-    predictions: Sequence[Answer | None]
+    predictions: Sequence[ModelAnswer | None]
     fixed_count: int
-    predict: Callable[[Any], Answer | None] = lambda input_: None
+    predict: Callable[[Any], ModelAnswer | None] = lambda input_: None
     graphs: Sequence[ServedGraph] = ()
     maps: Sequence[tuple[TextInput[attention.Maps], NDArray[np.float32]]] = ()
 
@@ -171,7 +171,7 @@ class Comparison:
         attention_errors = [_attention_error(served, *weights) for weights in reference.maps]
         self.attention_error = float(np.max(attention_errors)) if attention_errors else None
 
-    def add(self, input_: Any, actual: Answer, expected: Answer | None) -> None:
+    def add(self, input_: Any, actual: ModelAnswer, expected: ModelAnswer | None) -> None:
         """Adds the graph's answer to an input, and its difference from the reference's; if that has only outputs, they are decoded.
 
         Raises:
@@ -306,7 +306,7 @@ def _measure_batch_error(served: ServedGraph, alone: Sequence[tuple[Encoding, Ou
     return worst, bool(largest <= bound and (precision != "int8" or share <= MAX_INT8_SHARE))
 
 
-def predict_sample(served: ServedGraph, input_: Any) -> Answer:
+def predict_sample(served: ServedGraph, input_: Any) -> ModelAnswer:
     """Returns a graph's answer to a sample."""
     try:
         return served.predict(input_)

@@ -19,7 +19,7 @@ from bertserve.export.progress import track
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference
-from bertserve.export.validation.served_graph import Answer, model_sample_inputs
+from bertserve.export.validation.served_graph import ModelAnswer, model_sample_inputs
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import TextPart, TokenizerSpec
 from bertserve.service.errors import EngineError
@@ -42,7 +42,7 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
     try:
         fixed = model_sample_inputs(checkpoint, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
         inputs = [*fixed, *EXPORT_TASKS[checkpoint.task].validation_inputs(texts, spec)]
-        predictions = [Answer(run_input(checkpoint, input_)) for input_ in track(inputs, "run PyTorch", unit="samples")]
+        predictions = [ModelAnswer(run_input(checkpoint, input_)) for input_ in track(inputs, "run PyTorch", unit="samples")]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ExportError(
@@ -50,14 +50,14 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
             "supported, or the lengths in its configuration are wrong or too short for its task."
         ) from error
 
-    def predict(input_: Any) -> Answer:
+    def predict(input_: Any) -> ModelAnswer:
         try:
             rows = run_input(checkpoint, input_)
         except ValueError as error:
             raise EngineError(str(error)) from error
         if not all(np.isfinite(values).all() for row in rows for values in row.values()):
             raise EngineError("PyTorch's outputs are not finite.")
-        return Answer(rows)
+        return ModelAnswer(rows)
 
     return Reference("the checkpoint", inputs, predictions, len(fixed), predict, maps=maps)
 

@@ -39,7 +39,7 @@ MAX_FULL_LENGTH = 4096  # tokens; PyTorch needs length x length numbers per head
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """An answer of a graph, or of a checkpoint, which gives only outputs.
 
     Attributes:
@@ -71,7 +71,7 @@ class ServedGraph:
         """The exporter's record of its task."""
         return EXPORT_TASKS[self.config.task]
 
-    def predict(self, input_: Any) -> Answer:
+    def predict(self, input_: Any) -> ModelAnswer:
         """Returns the answer.
 
         Raises:
@@ -88,7 +88,7 @@ class ServedGraph:
 
         result = self._run(input_, execute)
         encodings, rows = batches[0] if batches else ((), ())
-        return Answer(rows, result, encodings)
+        return ModelAnswer(rows, result, encodings)
 
     def decode(self, input_: Any, rows: Sequence[Outputs]) -> Any:
         """Returns the result for a checkpoint's outputs of the first batch.

@@ -15,7 +15,7 @@ from bertserve.export.input_fields import INPUT_KEYS
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.comparison import Comparison, Reference, predict_sample
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
-from bertserve.export.validation.served_graph import Answer, ServedGraph, model_sample_inputs, open_graph
+from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph, model_sample_inputs, open_graph
 from bertserve.service.bundle.example import difference, example_precision, example_tolerance
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
@@ -222,7 +222,7 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
 def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: LabeledRow) -> dict[Comparison, str]:
     """Adds a line of the data to all comparisons, with one answer of the reference; returns lines without an answer, with the reason."""
     where, failures = f"line {row.line} of the data", dict[Comparison, str]()
-    expected: Answer | None = None
+    expected: ModelAnswer | None = None
     for comparison in comparisons:
         failing = reference.name
         try:

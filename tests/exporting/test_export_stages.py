@@ -17,7 +17,7 @@ from bertserve.export.int8.quantize import quantize
 from bertserve.export.onnx_trace import trace
 from bertserve.export.validation.comparison import Comparison, Reference
 from bertserve.export.validation.reference import sample_reference
-from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Answer, ServedGraph, model_sample_inputs
+from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, ModelAnswer, ServedGraph, model_sample_inputs
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Outputs, Precision
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -143,7 +143,7 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
 def change_reference(reference: Reference, change: Callable[[int, Array], Array]) -> Reference:
     """Returns a reference with other logits: `change` gets the index of the request and its logits."""
     rows = [[{"logits": change(i, row["logits"])} for row in answer.rows] for i, answer in enumerate(reference.predictions) if answer]
-    return replace(reference, predictions=[Answer(outputs) for outputs in rows])
+    return replace(reference, predictions=[ModelAnswer(outputs) for outputs in rows])
 
 
 def logits_of(reference: Reference) -> list[Array]:
