@@ -18,7 +18,7 @@ from bertserve.service.body.reading import validate_as
 from bertserve.service.body.task_body import TRUSTED_LIMITS, TaskBody
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
 from bertserve.service.bundle.manifest import Manifest, SpecialPart
-from bertserve.service.engine.hardware import cpu_info, cpu_name
+from bertserve.service.engine.hardware import cpu_instructions, cpu_name
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import EngineError
@@ -30,11 +30,6 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 if TYPE_CHECKING:
     from bertserve.export.checkpoint.checkpoint import Checkpoint
 
-# Instruction sets for matrix products, as in /proc/cpuinfo; AVX-512 and VNNI decide the speed of int8.
-INSTRUCTIONS = (
-    *("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
-    *("asimd", "asimddp", "i8mm", "bf16", "sve"),
-)
 MAX_FULL_LENGTH = 4096  # tokens; PyTorch needs length x length numbers per head, which is 1 GiB for 16 heads, with a peak of twice as much
 
 
@@ -133,12 +128,6 @@ def open_graph(
     spec = config.tokenizer
     engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
     return ServedGraph(graph, engine, tokenizer, config, provider)
-
-
-def cpu_instructions(info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Returns the CPU's instruction sets among `INSTRUCTIONS`; empty if the system does not report them."""
-    flags = {flag for key, value in cpu_info(info) if key.lower() in ("flags", "features") for flag in value.split()}
-    return tuple(flag for flag in INSTRUCTIONS if flag in flags)
 
 
 def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Speed:

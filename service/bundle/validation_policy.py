@@ -48,6 +48,18 @@ def metrics_match_checkpoint(metrics: Sequence[Metric], graph_name: str) -> bool
     return bool(pairs) and all(abs(checkpoint - measured) <= 0.01 for checkpoint, measured in pairs)
 
 
+def other_int8_instructions(graph: GraphSpec, instructions: Sequence[str]) -> Sequence[str]:
+    """Returns the instruction sets that measured an int8 graph, if they add products in another way than `instructions`, this CPU's.
+
+    The result is empty if they add them in the same way, or if either is unknown.
+    """
+    # these add int8 products in 32 bits; other x86 CPUs add pairs of them in 16 bits, which can saturate
+    exact, speed = {"avx_vnni", "avx512_vnni", "amx_int8", "asimd"}, graph.validation.speed
+    if graph.precision != "int8" or speed is None or not speed.instructions or not instructions:
+        return ()
+    return speed.instructions if exact.isdisjoint(speed.instructions) != exact.isdisjoint(instructions) else ()
+
+
 def agreement_range(share: float, n: int) -> tuple[float, float]:
     """Returns the 95 % confidence interval of a measured share of `n` inputs, at least one, for texts like them (Wilson's interval)."""
     center, spread = share + _Z**2 / (2 * n), _Z * math.sqrt(share * (1 - share) / n + (_Z / (2 * n)) ** 2)
@@ -85,7 +97,7 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     """Refuses a graph whose validation report is missing, is for another provider or precision, or is too weak.
 
     A validation report counts only for the provider and the precision that run: a GPU graph that was measured on a CPU has none. Another
-    CPU is allowed, because `bert-export` chooses int8 scales so that products hardly depend on it.
+    CPU is allowed, because `bert-export` chooses int8 scales so that products hardly depend on it; `other_int8_instructions` detects it.
 
     `name` is that of the bundle. A minimum agreement, by the measure of the task, also requires a validation report.
 

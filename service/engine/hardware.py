@@ -7,14 +7,26 @@ from pathlib import Path
 
 from bertserve.service.errors import StartError
 
+# Instruction sets for matrix products, as in /proc/cpuinfo; AVX-512 and VNNI decide the speed of int8.
+INSTRUCTIONS = (
+    *("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve"),
+)
+
 
 def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
     """Returns the CPU model as reported by the system, or else its architecture."""
-    names = (value for key, value in cpu_info(info) if key == "model name")
+    names = (value for key, value in _cpu_info(info) if key == "model name")
     return next(names, "") or platform.processor() or platform.machine()
 
 
-def cpu_info(info: Path) -> list[tuple[str, str]]:
+def cpu_instructions(info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """Returns the CPU's instruction sets among `INSTRUCTIONS`; empty if the system does not report them."""
+    flags = {flag for key, value in _cpu_info(info) if key.lower() in ("flags", "features") for flag in value.split()}
+    return tuple(flag for flag in INSTRUCTIONS if flag in flags)
+
+
+def _cpu_info(info: Path) -> list[tuple[str, str]]:
     """Returns the names and values in /proc/cpuinfo; empty if it cannot be read."""
     try:
         lines = info.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -11,8 +11,15 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.validation_policy import check_report, describe_agreement, has_low_agreement, metrics_match_checkpoint
+from bertserve.service.bundle.validation_policy import (
+    check_report,
+    describe_agreement,
+    has_low_agreement,
+    metrics_match_checkpoint,
+    other_int8_instructions,
+)
 from bertserve.service.engine.cost_model import CostModel
+from bertserve.service.engine.hardware import cpu_instructions
 from bertserve.service.engine.model_engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import available_provider, unavailable_reason
@@ -111,14 +118,14 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[Tokenizer, Onn
     if graph.shapes is not None:
         graph = graph.model_copy(update={"shapes": graph.shapes.within(batch_tokens)})
     check_report(manifest.name, graph, required=settings.require_validation, min_agreement=settings.min_agreement)
-    _warn(manifest, graph)
+    _warn(manifest, graph, needs_report=settings.require_validation or settings.min_agreement is not None)
     engine = _open_engine(bundle, graph, settings)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     _check_fit(manifest, engine, tokenizer, task.widths(manifest))
     return tokenizer, engine
 
 
-def _warn(manifest: Manifest, graph: GraphSpec) -> None:
+def _warn(manifest: Manifest, graph: GraphSpec, *, needs_report: bool) -> None:
     """Logs warnings about the graph that is served."""
     if has_low_agreement(graph) and not metrics_match_checkpoint(manifest.metrics, graph.name):
         logger.warning(
@@ -127,6 +134,15 @@ def _warn(manifest: Manifest, graph: GraphSpec) -> None:
             manifest.name,
             graph.name,
             describe_agreement(graph.validation),
+        )
+    if needs_report and (measured_with := other_int8_instructions(graph, own := cpu_instructions())):
+        logger.warning(
+            "the model %s, served as %s, was measured on a CPU with %s; this CPU has %s, and can round int8 differently. Measure it here "
+            "with `bert-export verify --data`.",
+            manifest.name,
+            graph.name,
+            ", ".join(measured_with),
+            ", ".join(own),
         )
     for omitted in manifest.omitted:
         if omitted.provider == graph.provider:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.export.validation.served_graph import cpu_instructions
 from bertserve.service.engine import hardware
 
 INTEL = (
@@ -28,7 +27,7 @@ def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str
     path = tmp_path / "cpuinfo"
     path.write_text(text)
 
-    assert cpu_instructions(path) == instructions
+    assert hardware.cpu_instructions(path) == instructions
     assert hardware.cpu_name(path) == name
 
 

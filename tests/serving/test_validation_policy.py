@@ -8,7 +8,7 @@ import pytest
 
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
-from bertserve.service.bundle.validation_policy import check_report, has_low_agreement
+from bertserve.service.bundle.validation_policy import check_report, has_low_agreement, other_int8_instructions
 from bertserve.service.errors import StartError
 from support import raises_exactly, tiny
 from support.app_client import state_of
@@ -155,3 +155,36 @@ def test_a_report_counts_only_for_the_measured_provider_and_precision(
         check_report("tiny", graph, **policy)
     facts = (name, f" on {provider} in {precision}, ", f" DIR --update` on a machine with {provider}")
     assert [fact for fact in facts if fact not in error.value.message] == []
+
+
+@pytest.mark.parametrize(
+    ("precision", "measured_with", "own", "differs"),
+    [
+        ("int8", ["avx2", "avx512_vnni"], ["avx2", "fma"], True),
+        ("int8", ["avx2"], ["avx2", "avx_vnni"], True),
+        ("int8", ["avx2", "avx512_vnni"], ["avx2", "avx_vnni"], False),
+        ("int8", ["avx2", "avx512_vnni"], ["asimd", "asimddp"], False),
+        ("int8", ["avx2"], [], False),
+        ("int8", None, ["avx2"], False),
+        ("fp32", ["avx2", "avx512_vnni"], ["avx2"], False),
+    ],
+)
+def test_a_cpu_that_adds_int8_products_differently_is_detected(
+    tmp_path: Path, precision: str, measured_with: list[str] | None, own: list[str], differs: bool
+) -> None:
+    """Without VNNI, x86 adds pairs of int8 products in 16 bits. An unknown CPU counts as one that adds them in the same way."""
+    speed = None if measured_with is None else {"cpu": "Some", "instructions": measured_with, "threads": 1, "timings": []}
+    graph = graph_of(tmp_path, "cpu", precision, speed=speed)
+
+    assert list(other_int8_instructions(graph, own)) == (measured_with if differs else [])
+
+
+@pytest.mark.parametrize(("flags", "is_logged"), [({}, False), ({"require_validation": True}, True), ({"min_agreement": 0.5}, True)])
+def test_int8_that_was_measured_with_other_instructions_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: dict[str, Any], is_logged: bool
+) -> None:
+    """Only if a validation report is required. The model is served, because its int8 scales allow for the difference."""
+    monkeypatch.setattr("bertserve.service.models.loading.cpu_instructions", lambda: ("avx2", "fma"))
+    state_of(EMBEDDED / "sentiment", **flags)
+
+    assert ("avx512_vnni, avx512_bf16; this CPU has avx2, fma" in caplog.text) == is_logged
