@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from bertserve.service import __version__
+from bertserve.service.api.formats import openai
 from bertserve.service.api.jsonl import LINES_TYPE
 from bertserve.service.api.request import TIMEOUT_HEADER
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute, file_route
@@ -50,12 +51,6 @@ _STATUSES: dict[Access, tuple[int, ...]] = {
     Access.ADMIN: (401, 403, 409, 422),
 }
 _LINES = {"schema": {"type": "string", "description": "JSON Lines: each line is a body, and is answered by one line."}}
-_ERROR = {
-    "type": "object",
-    "description": "An error: its kind, and one sentence that says what is wrong and what to change; an object below `/v1`.",
-    "properties": {"error": {"type": ["string", "object"]}, "error_type": {"type": "string"}, "request_id": {"type": "string"}},
-    "required": ["error", "error_type", "request_id"],
-}
 _PARAMETER = re.compile(r"\{(\w+)\}")  # a parameter in a path
 _SCRIPT, _STYLE, _ICON = "swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"  # files of the page, below _STATIC
 _STATIC = "docs/static"
@@ -107,7 +102,7 @@ def describe_routes(described: Sequence[GuardedRoute], root_path: str = "", *, r
         ],
         ref_template="#/components/schemas/{model}",
     )
-    document["components"] = {"schemas": {**definitions["$defs"], "ErrorBody": _ERROR}}
+    document["components"] = {"schemas": {**definitions["$defs"], **_error_schemas()}}
     for route in described:
         for method in route.methods if route.include_in_schema else ():
             operation = document["paths"][route.path][method.lower()]
@@ -142,9 +137,25 @@ def _describe_inference(route: InferenceRoute, schemas: Any) -> dict[str, Any]:
     }
 
 
+def _error_schemas() -> dict[str, Any]:
+    """Returns the schemas of an error by name: the service's own format, and OpenAI's, in which `error` is an object."""
+    text, text_or_null = {"type": "string"}, {"type": ["string", "null"]}
+
+    def describe(**properties: Any) -> dict[str, Any]:
+        return {"type": "object", "properties": properties, "required": list(properties)}
+
+    error_object = describe(message=text, type=text, param=text_or_null, code=text)
+    description = "An error: its kind, and one sentence that says what is wrong and what to change."
+    return {
+        name: describe(error=error, error_type=text, request_id=text) | {"description": description}
+        for name, error in (("ErrorBody", text), ("OpenAIErrorBody", error_object))
+    }
+
+
 def _errors(route: GuardedRoute) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the responses with errors by status."""
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+    name = "OpenAIErrorBody" if route.error_format is openai.error_object else "ErrorBody"
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     statuses = _MODEL_STATUSES if isinstance(route, InferenceRoute) else _STATUSES[route.access]
     if _PARAMETER.search(route.path):
         statuses += (HTTPStatus.NOT_FOUND,)

@@ -96,12 +96,16 @@ def test_the_description_has_an_id_of_each_operation_and_its_errors_by_status(mo
     assert (names["post", "/classify"], names["post", "/fill-mask"]) == ("classify", "fill_mask")
     assert (names["post", "/models/{name}"], names["get", "/models/{name}"]) == ("models_by_name", "get_models_by_name")
     assert [name for name in names.values() if not re.fullmatch("[a-z][a-z0-9_]*", name)] == []
-    own, openai, load = (
-        set(document["paths"][path]["post"]["responses"]) for path in ("/classify", "/v1/embeddings", "/models/{name}/load")
+    own, openai, load = (document["paths"][path]["post"]["responses"] for path in ("/classify", "/v1/embeddings", "/models/{name}/load"))
+    assert own.keys() - openai.keys() == {"422"}
+    assert {"401", "413", "429", "503", "504"} - openai.keys() == set()
+    error, error_object = (
+        document["components"]["schemas"][responses["429"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]]
+        for responses in (own, openai)
     )
-    assert own - openai == {"422"}
-    assert {"401", "413", "429", "503", "504"} - openai == set()
-    assert load == {"200", "401", "403", "404", "409", "422", "default"}
+    assert error["properties"]["error"] == {"type": "string"}
+    assert error_object["properties"]["error"]["required"] == ["message", "type", "param", "code"]
+    assert load.keys() == {"200", "401", "403", "404", "409", "422", "default"}
     infer = document["paths"]["/v2/models/{name}/infer"]["post"]
     assert infer["requestBody"]["content"].keys() == infer["responses"]["200"]["content"].keys() == {"application/json", BINARY_TYPE}
     assert '"docExpansion": "none"' in call(models, "GET", "/docs").text  # its sections are folded
