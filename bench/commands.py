@@ -6,6 +6,7 @@ command ends after its current measurement, with the metrics so far.
 
 import argparse
 import json
+import statistics
 import sys
 import threading
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bertserve.bench.generator import Load, poisson_arrivals, send_loads
-from bertserve.bench.measurement import METRICS, LoadMetrics, summarize, were_late, worst_metrics
+from bertserve.bench.measurement import LoadMetrics, summarize, were_late, worst_metrics
 from bertserve.bench.raw_loop import RawLoop
-from bertserve.bench.report import BenchReport, CompareResult, SweepResult, html_page, parse_objectives, summary_lines
+from bertserve.bench.report import BenchReport, Objective, html_page, parse_objectives, summary_lines
 from bertserve.bench.target import Target, fetch_info, probe_target, read_run_totals
 from bertserve.service.errors import StartError
 from bertserve.service.messages import install_command, plural
@@ -83,7 +84,7 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
             _write(report, args.json, args.html)
     if report.interrupted:
         return 130
-    if report.result_values.get("unmeasured_rate"):
+    if report.results.get("unmeasured_rate"):
         return 4
     return 0 if report.answered_loads and not report.is_missed else 1
 
@@ -129,8 +130,8 @@ def _write(report: BenchReport, json_file: Path | None, html_file: Path | None) 
 
 
 def compare_with_raw_loop(runner: LoadRunner, raw_loop: RawLoop, *, threads: int, rounds: int) -> None:
-    """Measures the service in a closed loop and the raw loop, in turn. The report gets a `CompareResult`."""
-    result = runner.report.results = CompareResult()
+    """Measures the service in a closed loop and the raw loop, in turn. After each round, the report gets the medians so far."""
+    rounds_done = list[tuple[float, float]]()
     feeds, seconds = raw_loop.encode(runner.targets[0].bodies), runner.flags.seconds
     for i in range(1, rounds + 1):
         served = sum(load.texts_per_s for load in runner.run_closed_loop(f"round {i}"))
@@ -138,21 +139,32 @@ def compare_with_raw_loop(runner: LoadRunner, raw_loop: RawLoop, *, threads: int
         raw = raw_loop.measure(feeds, threads=threads, seconds=seconds, stop=runner.stop)
         if runner.stop.is_set():
             break
-        result.rounds.append((served, raw))
+        rounds_done.append((served, raw))
+        runner.report.results = _medians(rounds_done)
         _log(f"  {served:.1f} and {raw:.1f} texts/s, ratio {served / raw:.3f}")
+
+
+def _medians(rounds: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Returns the medians over rounds, which are texts per second of the service and of the raw loop, and the extreme ratios."""
+    ratios = [served / raw for served, raw in rounds]
+    served, raw = map(statistics.median, zip(*rounds, strict=True))
+    middle = {"served_texts_per_s": served, "raw_texts_per_s": raw, "ratio": statistics.median(ratios)}
+    return middle | {"ratio_lowest": min(ratios), "ratio_highest": max(ratios)}
 
 
 def sweep_rates(runner: LoadRunner, *, steps: int, max_rate: float | None) -> None:
     """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `steps` rates.
 
-    The report gets a `SweepResult`, and the worse metrics of the highest rate that held. Objectives on rates are ignored. The first rate
-    is the upper bound `max_rate`, or slightly above the throughput of a closed loop. Rates that cannot be measured are bounds too.
+    The report gets the highest rate that held with its worse metrics, the lowest that did not, and the lowest at which the generator was
+    late twice, in requests per second; None if there is none. Objectives on rates are ignored. The first rate is the upper bound
+    `max_rate`, or slightly above the throughput of a closed loop. Rates that cannot be measured are bounds too.
 
     Raises:
         StartError: No request of the closed loop was answered.
     """
     report = runner.report
-    result = report.results = SweepResult([objective for objective in report.objectives if METRICS[objective.metric]])
+    results: dict[str, float | None] = {"max_rate": None, "lowest_rate_not_held": None, "unmeasured_rate": None}
+    report.results = results
     rate = max_rate or 1.1 * sum(load.rps for load in runner.run_closed_loop())
     if runner.stop.is_set():
         return
@@ -161,21 +173,26 @@ def sweep_rates(runner: LoadRunner, *, steps: int, max_rate: float | None) -> No
     above: float | None = None
     for _ in range(steps):
         loads = _run_on_time(runner, rate)
-        if not runner.stop.is_set() and not were_late(loads) and result.holds(loads):
+        if not runner.stop.is_set() and not were_late(loads) and _hold(loads, report.limits):
             loads += _run_on_time(runner, rate, "confirmation")
         if runner.stop.is_set():
             break
         if were_late(loads):
-            result.unmeasured_rate = above = rate
-        elif result.holds(loads):
-            result.highest_rate_held, report.metrics = rate, worst_metrics(loads)
+            results["unmeasured_rate"] = above = rate
+        elif _hold(loads, report.limits):
+            results["max_rate"], report.metrics = rate, worst_metrics(loads)
             if rate == max_rate:
                 break
         else:
-            result.lowest_rate_not_held = above = rate
+            results["lowest_rate_not_held"] = above = rate
         # twice the rate while all hold, because a closed loop with few connections does not always reach the capacity
-        held = result.highest_rate_held or 0.0
+        held = results["max_rate"] or 0.0
         rate = 2 * held if above is None else (held + above) / 2
+
+
+def _hold(loads: Sequence[LoadMetrics], limits: Sequence[Objective]) -> bool:
+    """Returns whether all loads meet the limits."""
+    return all(limit.is_met(worst_metrics(loads)[limit.metric]) for limit in limits)
 
 
 def _run_on_time(runner: LoadRunner, rate: float, *remarks: str) -> list[LoadMetrics]:

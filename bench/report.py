@@ -1,6 +1,6 @@
 """The report of a command, with its objectives and measurements: as JSON, as a summary on stdout, and as an HTML page with plots.
 
-The JSON keys are the names of the dataclass fields, and the keys of a result's `values`. The plots are drawn for the width of a phone, and
+The JSON keys are the names of the dataclass fields, and the keys of `results`. The plots are drawn for the width of a phone, and
 larger screens scale them up. Only their functions import matplotlib.
 """
 
@@ -11,7 +11,6 @@ import math
 import os
 import platform
 import re
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from bertserve.bench.measurement import METRICS, SHARES, LoadMetrics, worst_metrics
+from bertserve.bench.measurement import METRICS, SHARES, LoadMetrics
 from bertserve.service import __version__
 from bertserve.service.errors import StartError
 from bertserve.service.messages import plural
@@ -67,65 +66,6 @@ def parse_objectives(texts: Sequence[str]) -> list[Objective]:
 
 
 @dataclass(slots=True)
-class CompareResult:
-    """The measurements of `compare`: the texts per second of the service and of the raw loop in each round."""
-
-    rounds: list[tuple[float, float]] = field(default_factory=list)
-
-    @property
-    def values(self) -> dict[str, float | None]:
-        """The medians over the rounds, and the lowest and the highest ratio; empty before the first round has ended."""
-        if not self.rounds:
-            return {}
-        ratios = [served / raw for served, raw in self.rounds]
-        served, raw = map(statistics.median, zip(*self.rounds, strict=True))
-        middle = {"served_texts_per_s": served, "raw_texts_per_s": raw, "ratio": statistics.median(ratios)}
-        return middle | {"ratio_lowest": min(ratios), "ratio_highest": max(ratios)}
-
-    @property
-    def conclusion(self) -> str:
-        """The ratio as a sentence without its full stop."""
-        if not self.rounds:
-            return "no round was completed"
-        ratio, lowest, highest = (format_number(self.values[name]) for name in ("ratio", "ratio_lowest", "ratio_highest"))
-        return f"the service has {ratio} times the throughput of the raw loop, {lowest} to {highest} in the rounds"
-
-
-@dataclass(slots=True)
-class SweepResult:
-    """The limits of `sweep`, the highest rate that held, and the lowest that did not, in requests per second; None if there is none."""
-
-    limits: Sequence[Objective]
-    highest_rate_held: float | None = None
-    lowest_rate_not_held: float | None = None
-    unmeasured_rate: float | None = None  # the lowest at which the generator was late twice
-
-    def holds(self, loads: Sequence[LoadMetrics]) -> bool:
-        """Returns whether all loads meet the limits."""
-        return all(limit.is_met(worst_metrics(loads)[limit.metric]) for limit in self.limits)
-
-    @property
-    def values(self) -> dict[str, float | None]:
-        """The rates."""
-        rates = {"max_rate": self.highest_rate_held, "lowest_rate_not_held": self.lowest_rate_not_held}
-        return rates | {"unmeasured_rate": self.unmeasured_rate}
-
-    @property
-    def conclusion(self) -> str:
-        """The rates as a sentence without its full stop."""
-        parts = []
-        if self.highest_rate_held is not None:
-            parts.append(f"held up to {self.highest_rate_held:.4g} requests/s in two loads")
-        if self.lowest_rate_not_held is not None:
-            parts.append(f"not held at {self.lowest_rate_not_held:.4g}")
-        elif parts:
-            parts.append("higher rates may hold too")
-        if self.unmeasured_rate is not None:
-            parts.append(f"not measured at {self.unmeasured_rate:.4g}, because the generator was late")
-        return f"{' and '.join(map(str, self.limits))}: {'; '.join(parts or ['no rate was measured'])}"
-
-
-@dataclass(slots=True)
 class BenchReport:
     """The results of a command. They are filled while the command runs, and valid at any time.
 
@@ -133,7 +73,7 @@ class BenchReport:
         settings: The flags of the command, without keys.
         service: `/info` of the service, if available; `models` are the targets' information about their models, likewise.
         raw_loop: Bundle and graph of the raw loop, if there is one.
-        results: The results of `compare` or `sweep`; a single load has only metrics. The JSON contains their `values`.
+        results: The values that `compare` or `sweep` found, None for a rate that was not found; a single load has only metrics.
         metrics: Metrics of the loads that the objectives are checked against.
     """
 
@@ -144,7 +84,7 @@ class BenchReport:
     models: Sequence[Mapping[str, Any]] = ()
     raw_loop: Mapping[str, Any] | None = None
     loads: list[LoadMetrics] = field(default_factory=list)
-    results: CompareResult | SweepResult | None = None
+    results: Mapping[str, float | None] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     interrupted: bool = False
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
@@ -160,28 +100,50 @@ class BenchReport:
         return not all(verdict["passed"] for verdict in self.verdicts)
 
     @property
-    def conclusion(self) -> str:
-        """The conclusion of the command: a sentence without its full stop."""
-        if self.results is not None:
-            return self.results.conclusion
-        return "misses an objective" if self.is_missed else "meets all objectives"
+    def limits(self) -> list[Objective]:
+        """The objectives that decide whether a rate of `sweep` holds: all but those on rates."""
+        return [objective for objective in self.objectives if METRICS[objective.metric]]
 
     @property
-    def result_values(self) -> dict[str, float | None]:
-        """The values that the command found, by the name in the JSON."""
-        return {} if self.results is None else self.results.values
+    def conclusion(self) -> str:
+        """The conclusion of the command: a sentence without its full stop."""
+        if self.command == "compare":
+            return _compare_conclusion(self.results)
+        if self.command == "sweep":
+            return f"{' and '.join(map(str, self.limits))}: {_sweep_conclusion(self.results)}"
+        return "misses an objective" if self.is_missed else "meets all objectives"
 
     @property
     def verdicts(self) -> list[dict[str, Any]]:
         """The condition of each objective, the measured value, and whether it passed."""
-        values = {objective: {**self.metrics, **self.result_values}.get(objective.metric) for objective in self.objectives}
+        values = {objective: {**self.metrics, **self.results}.get(objective.metric) for objective in self.objectives}
         return [{"condition": str(objective), "measured": value, "passed": objective.is_met(value)} for objective, value in values.items()]
 
     def document(self) -> dict[str, Any]:
         """Returns the report as plain JSON values."""
         machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
         facts = {"version": __version__, "machine": machine, "conclusion": self.conclusion, "verdicts": self.verdicts}
-        return json.loads(json.dumps(facts | asdict(self) | {"results": self.result_values}, default=str))
+        return json.loads(json.dumps(facts | asdict(self), default=str))
+
+
+def _compare_conclusion(results: Mapping[str, float | None]) -> str:
+    if not results:
+        return "no round was completed"
+    ratio, lowest, highest = (format_number(results[name]) for name in ("ratio", "ratio_lowest", "ratio_highest"))
+    return f"the service has {ratio} times the throughput of the raw loop, {lowest} to {highest} in the rounds"
+
+
+def _sweep_conclusion(results: Mapping[str, float | None]) -> str:
+    parts = []
+    if (held := results.get("max_rate")) is not None:
+        parts.append(f"held up to {held:.4g} requests/s in two loads")
+    if (not_held := results.get("lowest_rate_not_held")) is not None:
+        parts.append(f"not held at {not_held:.4g}")
+    elif parts:
+        parts.append("higher rates may hold too")
+    if (unmeasured := results.get("unmeasured_rate")) is not None:
+        parts.append(f"not measured at {unmeasured:.4g}, because the generator was late")
+    return "; ".join(parts or ["no rate was measured"])
 
 
 def summary_lines(report: BenchReport) -> Iterator[str]:
@@ -195,7 +157,7 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
         yield "raw loop: {bundle} {digest}, {graph}, {threads} threads".format(**report.raw_loop)
     for load in report.loads:
         yield from _load_lines(load)
-    yield from (f"{name}: {format_number(value)}" for name, value in report.result_values.items() if value is not None)
+    yield from (f"{name}: {format_number(value)}" for name, value in report.results.items() if value is not None)
     yield f"conclusion: {report.conclusion}"
     for verdict in report.verdicts:
         measured = "" if verdict["measured"] is None else "measured "

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from bertserve.bench.measurement import LoadMetrics, latency_metrics
-from bertserve.bench.report import BenchReport, SweepResult, html_page, parse_objectives
+from bertserve.bench.report import BenchReport, html_page, parse_objectives
 
 
 def report() -> BenchReport:
@@ -15,7 +15,7 @@ def report() -> BenchReport:
         rate, late = 100 * (i + 1), i == 5
         counts = (1.0, rate, {"200": rate}, 0.0, rate, rate, None, {})
         result.loads.append(LoadMetrics(f"open, {rate}/s", True, *counts, latency, {}, None, 0.1, 9.0 * late, ["late"] * late))
-    result.results = SweepResult(result.objectives, highest_rate_held=200, lowest_rate_not_held=300)
+    result.results = {"max_rate": 200, "lowest_rate_not_held": 300}
     return result
 
 

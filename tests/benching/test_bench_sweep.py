@@ -2,13 +2,13 @@
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from bertserve.bench import commands
 from bertserve.bench.measurement import LoadMetrics, latency_metrics
-from bertserve.bench.report import BenchReport, CompareResult, SweepResult, parse_objectives, summary_lines
+from bertserve.bench.report import BenchReport, parse_objectives, summary_lines
 from bertserve.service.errors import StartError
 
 CAPACITY = 1000  # requests per second
@@ -50,7 +50,7 @@ class FakeLoads:
     def names(self) -> list[str]:
         return [load.name.removeprefix("open, ") for load in self.report.loads]
 
-    def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> SweepResult:
+    def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> Mapping[str, float | None]:
         commands.sweep_rates(self, steps=steps, max_rate=max_rate)
         return self.report.results
 
@@ -67,54 +67,54 @@ def test_the_search_goes_up_or_down_from_the_closed_loop(
     closed: float, steps: int, rates: list[float], highest: float, above: float | None
 ) -> None:
     loads = FakeLoads(closed=closed)
-    result = loads.sweep(steps=steps)
+    results = loads.sweep(steps=steps)
 
     assert [name for name in loads.names if "confirmation" not in name] == [f"{rate}/s" for rate in rates]
     assert [name for name in loads.names if "confirmation" in name] == [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY]
-    assert (result.highest_rate_held, result.lowest_rate_not_held) == (pytest.approx(highest), above and pytest.approx(above))
-    assert ("higher rates may hold" in result.conclusion) == (above is None)
+    assert (results["max_rate"], results["lowest_rate_not_held"]) == (pytest.approx(highest), above and pytest.approx(above))
+    assert ("higher rates may hold" in loads.report.conclusion) == (above is None)
     assert loads.report.metrics["p99_ms"] == 10.0
 
 
 @pytest.mark.parametrize(("max_rate", "rates", "highest", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
 def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], highest: float, bound: bool) -> None:
     loads = FakeLoads()
-    result = loads.sweep(steps=3, max_rate=max_rate)
+    results = loads.sweep(steps=3, max_rate=max_rate)
 
     assert [name for name in loads.names if "confirmation" not in name] == [f"{rate}/s" for rate in rates]
-    assert result.highest_rate_held == highest
-    assert ("higher rates may hold" in result.conclusion) == bound
+    assert results["max_rate"] == highest
+    assert ("higher rates may hold" in loads.report.conclusion) == bound
 
 
 def test_a_rate_that_only_one_load_held_is_not_the_result() -> None:
     """The second load has other arrivals. The objectives are checked against the worse of both."""
     loads = FakeLoads(p99=lambda rate, confirmation: rate / 10 + 8 * confirmation)
-    result = loads.sweep(steps=3, max_rate=480)
+    results = loads.sweep(steps=3, max_rate=480)
 
     assert loads.names == ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"]
-    assert result.highest_rate_held == 360
-    assert result.lowest_rate_not_held == 480
+    assert results["max_rate"] == 360
+    assert results["lowest_rate_not_held"] == 480
     assert loads.report.metrics["p99_ms"] == 44.0
-    assert re.findall(r"\b\d{3}\b", result.conclusion) == ["360", "480"]
+    assert re.findall(r"\b\d{3}\b", loads.report.conclusion) == ["360", "480"]
 
 
 @pytest.mark.parametrize("remark", ["", ", confirmation"])
 def test_a_rate_at_which_the_generator_was_late_twice_is_not_measured(remark: str) -> None:
     """The search continues below it, and nobody knows whether it holds."""
     loads = FakeLoads(late=lambda name: name.startswith(f"open, 440/s{remark}"))
-    result = loads.sweep(steps=3)
+    results = loads.sweep(steps=3)
 
     assert [name for name in loads.names if "second try" in name] == [f"440/s{remark}, second try"]
-    assert (result.highest_rate_held, result.lowest_rate_not_held, result.unmeasured_rate) == (pytest.approx(330), None, pytest.approx(440))
-    assert "not measured at 440" in result.conclusion
+    assert results == {"max_rate": pytest.approx(330), "lowest_rate_not_held": None, "unmeasured_rate": pytest.approx(440)}
+    assert "not measured at 440" in loads.report.conclusion
 
 
 def test_a_load_is_repeated_once_if_the_generator_was_late() -> None:
     loads = FakeLoads(late=lambda name: name == "open, 400/s")
-    result = loads.sweep(max_rate=400)
+    results = loads.sweep(max_rate=400)
 
     assert loads.names == ["400/s", "400/s, second try", "400/s, confirmation"]
-    assert (result.highest_rate_held, result.unmeasured_rate) == (400, None)
+    assert (results["max_rate"], results["unmeasured_rate"]) == (400, None)
 
 
 def test_a_closed_loop_without_responses_is_an_error() -> None:
@@ -126,15 +126,15 @@ def test_a_closed_loop_without_responses_is_an_error() -> None:
 def test_ctrl_c_in_the_closed_loop_ends_the_sweep(closed: float) -> None:
     """Before the first answer it is not an error, and after it no other load runs."""
     loads = FakeLoads(closed=closed, interrupted=True)
-    result = loads.sweep()
+    loads.sweep()
 
     assert loads.names == []
-    assert "no rate" in result.conclusion
+    assert "no rate" in loads.report.conclusion
 
 
 def test_a_comparison_without_a_round_has_no_ratio() -> None:
     """Ctrl-C ended it in the first round."""
-    report = BenchReport("compare", {}, parse_objectives([]), results=CompareResult(), interrupted=True)
+    report = BenchReport("compare", {}, parse_objectives([]), interrupted=True)
 
     assert "no round" in report.conclusion
     assert not any("ratio" in line or "nothing" in line for line in summary_lines(report))
