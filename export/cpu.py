@@ -47,8 +47,8 @@ def build_for_cpu(build_input: GraphBuildInput, precisions: Sequence[Precision])
     yield fp32
     if "int8" not in precisions:
         return
-    with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, with {len(texts.gate)} others for the gate"):
-        feeds, gate = (inference.make_feeds(split, checkpoint, build_input.tokenizer) for split in (texts.calibration, texts.gate))
+    with stage("quantize", f"int8, calibrated on {len(texts['calibration'])} texts, with {len(texts['gate'])} others for the gate"):
+        feeds, gate = (inference.make_feeds(texts[split], checkpoint, build_input.tokenizer) for split in ("calibration", "gate"))
         counts, error = quantize.quantize(
             packed, build_input.folder / int8_name, scratch, feeds, gate, max_error=max_error, quick=build_input.quick
         )

@@ -6,10 +6,10 @@ everyday messages. Texts of the model's domain and language are better: `bert-ex
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -158,26 +158,14 @@ class SplitTexts:
         return passages
 
 
-class Int8Texts(NamedTuple):
-    """The texts for int8; no text is in two splits.
+# calibration: texts for the choice of scales, rounding and bias; gate: texts that decide which matrices stay in float, and whether int8
+# exists at all; validation: texts of the validation report of int8. No text is in two splits.
+Int8Texts = Mapping[Int8Split, SplitTexts]
 
-    Attributes:
-        calibration: Texts for the choice of scales, rounding and bias.
-        gate: Texts that decide which matrices stay in float, and whether int8 exists at all.
-        validation: Texts of the validation report of int8.
-    """
 
-    calibration: SplitTexts
-    gate: SplitTexts
-    validation: SplitTexts
-
-    def with_passages(self, tokenizer: Tokenizer) -> "Int8Texts":
-        """Returns all splits with passages, each from its own lines."""
-        return Int8Texts(*(texts.with_passages(tokenizer) for texts in self))
-
-    def digests(self) -> dict[Int8Split, TextDigests]:
-        """Returns the manifest's entries for the texts of each split."""
-        return {"calibration": self.calibration.digests(), "gate": self.gate.digests(), "validation": self.validation.digests()}
+def digests_of(texts: Int8Texts) -> dict[Int8Split, TextDigests]:
+    """Returns the manifest's entries for the texts of each split."""
+    return {name: split.digests() for name, split in texts.items()}
 
 
 def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Texts:
@@ -203,7 +191,11 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
             )
     held_out_texts = {*gate, *validation_texts}
     calibration_texts = [text for text in selection if text not in held_out_texts]
-    return Int8Texts(SplitTexts.of(calibration_texts), SplitTexts.of(gate), sample_validation_texts(validation_texts))
+    return {
+        "calibration": SplitTexts.of(calibration_texts),
+        "gate": SplitTexts.of(gate),
+        "validation": sample_validation_texts(validation_texts),
+    }
 
 
 def sample_validation_texts(texts: Sequence[TextOrPair]) -> SplitTexts:
@@ -219,7 +211,7 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
             export are not built in.
     """
     path = validation or BUILT_IN_TEXTS
-    splits = manifest.int8_texts or read_int8_texts(BUILT_IN_TEXTS).digests()
+    splits = manifest.int8_texts or digests_of(read_int8_texts(BUILT_IN_TEXTS))
     texts = {hash_text(text): text for text in read_texts(path, "validation")}
     validation_hashes = hashes_of(splits["validation"])
     if texts.keys() >= set(validation_hashes):

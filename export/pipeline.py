@@ -23,7 +23,7 @@ from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
 from bertserve.export.errors import ExportError, first_line, warn
 from bertserve.export.gpu.build import build_for_cuda, build_for_tensorrt
 from bertserve.export.graph import onnx_files
-from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, read_int8_texts
+from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, digests_of, read_int8_texts
 from bertserve.export.model_card import bundle_texts, quote
 from bertserve.export.progress import stage
 from bertserve.export.tasks import EXPORT_TASKS
@@ -100,7 +100,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
                 f"the labels {quote_names(names[:8])} of `{checkpoint.origin.checkpoint}` look like tags, but are read as names; if they "
                 "are tags, rename them in config.json, such as B-PER."
             )
-        EXPORT_TASKS[checkpoint.task].refuse_pairs(texts, checkpoint.tokenizer)
+        EXPORT_TASKS[checkpoint.task].refuse_pairs(texts.values(), checkpoint.tokenizer)
         bundle_folder, work = scratch / "bundle", scratch / "work"
         bundle_folder.mkdir()
         work.mkdir()
@@ -114,16 +114,16 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
 def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int8Texts, bundle_folder: Path, work: Path) -> Manifest:
     """Writes graphs and tokenizer to `bundle_folder`; returns the manifest."""
     precisions = choose_precisions(options.providers, options.precisions)
-    all_texts = [text for split in texts for text in (*split.lines, *chain(*split.pairs))]
+    all_texts = [text for split in texts.values() for text in (*split.lines, *chain(*split.pairs))]
     refuse_pad_token_in_texts(options.source, checkpoint.hf_tokenizer, checkpoint.tokenizer.pad_id, all_texts)
     traced = work / "raw.onnx"
     with stage("trace", "to ONNX"):
         inputs, description = onnx_trace.trace(checkpoint, traced, options.tracer)
     checkpoint = replace(checkpoint, inputs=inputs)
     tokenizer = _write_tokenizer(checkpoint, options.source, bundle_folder)
-    texts = texts.with_passages(tokenizer)
+    texts = {name: split.with_passages(tokenizer) for name, split in texts.items()}
     with stage("reference", "PyTorch float32"):
-        reference = sample_reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else None)
+        reference = sample_reference(checkpoint, texts["validation"] if "int8" in precisions.get("cpu", ()) else None)
         flops = count_flops(checkpoint)
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
     build_input = GraphBuildInput(
@@ -153,7 +153,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
         metrics=tuple(options.metrics),
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
-        int8_texts=texts.digests() if any(graph.precision == "int8" for graph in graphs) else None,
+        int8_texts=digests_of(texts) if any(graph.precision == "int8" for graph in graphs) else None,
         source=checkpoint.origin.model_copy(update={"versions": _versions()}),
     )
 

@@ -150,14 +150,14 @@ def compressed_rows(teacher: Path, seconds: float) -> Iterable[Sequence[str]]:
     """Yields the head, and a row for each form and precision, compared with the teacher in fp32."""
     split = int8_texts.read_int8_texts(int8_texts.BUILT_IN_TEXTS)
     tokenize = partial(transformers.AutoTokenizer.from_pretrained(teacher), truncation=True, max_length=TEXT_TOKENS)
-    unseen = [np.array([ids]) for ids in tokenize(split.validation.lines)["input_ids"]]
+    unseen = [np.array([ids]) for ids in tokenize(split["validation"].lines)["input_ids"]]
     load = partial(transformers.AutoModelForSequenceClassification.from_pretrained, teacher, dtype=torch.float32)
     graphs: dict[tuple[str, str], Graph] = {}
     for name, (compress, distilled) in FORMS.items():
         with tempfile.TemporaryDirectory() as folder, stage("build", name):
             model = compress(load())
             if distilled:
-                distill(model, load(), tokenize, split.calibration.lines)
+                distill(model, load(), tokenize, split["calibration"].lines)
             shutil.copytree(teacher, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
             model.save_pretrained(folder)
             graphs |= {(name, precision): graph for precision, graph in export_graphs(folder, "text-classification").items()}

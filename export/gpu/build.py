@@ -36,7 +36,7 @@ def build_for_cuda(build_input: GraphBuildInput, precisions: Sequence[Precision]
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
             feeds, padded_feeds = (
-                inference.make_feeds(build_input.texts.calibration, checkpoint, build_input.tokenizer, fused.inputs, padding=padding)
+                inference.make_feeds(build_input.texts["calibration"], checkpoint, build_input.tokenizer, fused.inputs, padding=padding)
                 for padding in (0, 3)
             )
             padded_feeds = [feed for feed in padded_feeds if inference.token_count(feed) <= checkpoint.tokenizer.max_length][:8]

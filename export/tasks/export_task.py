@@ -1,6 +1,6 @@
 """ExportTask: all the exporter's facts about a task. Loading, samples, validation, stored examples and `verify --data` depend on it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from bertserve.export.errors import UsageError
@@ -85,7 +85,7 @@ class ExportTask:
         # it is unknown whether the model is used with pairs, so every second text also forms a pair
         return [*lines, *passages], [*pairs[1::2], *long_pairs[1::2]]
 
-    def refuse_pairs(self, texts: Sequence[SplitTexts], tokenizer_spec: TokenizerSpec) -> None:
+    def refuse_pairs(self, texts: Iterable[SplitTexts], tokenizer_spec: TokenizerSpec) -> None:
         """Refuses pairs in the user's texts for int8 if the task or the model takes single texts."""
         count = sum(len(split.pairs) for split in texts)
         if count and (tokenizer_spec.pair is None or not self.takes_pairs):

@@ -35,7 +35,7 @@ def test_each_split_of_alternating_classes_has_all_classes(tmp_path: Path) -> No
     (tmp_path / "texts.txt").write_bytes(b"".join(b"class%d text %d\n" % (i % 3, i) for i in range(600)))
     split = int8_texts.read_int8_texts(tmp_path / "texts.txt")
 
-    for texts in (split.calibration, split.gate, split.validation):
+    for texts in split.values():
         assert {line.split()[0] for line in texts.lines} == {"class0", "class1", "class2"}
 
 
@@ -77,7 +77,7 @@ def test_a_line_says_that_a_large_file_is_not_used_completely(tmp_path: Path, ca
     path = tmp_path / "texts.txt"
     path.write_text("".join(f"text {i}\n" for i in range(3000)))
 
-    assert [len(split) for split in int8_texts.read_int8_texts(path)] == [667, 83, 250]
+    assert sizes(int8_texts.read_int8_texts(path)) == (667, 83, 250)
     assert "1000 of the 3000 texts" in capsys.readouterr().err
 
 
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, name: str, conte
 
 def sizes(split: int8_texts.Int8Texts) -> tuple[int, int, int]:
     """Returns the number of texts for calibration, for the gate and for validation."""
-    return len(split.calibration), len(split.gate), len(split.validation)
+    return len(split["calibration"]), len(split["gate"]), len(split["validation"])
 
 
 def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path) -> None:
     split = int8_texts.read_int8_texts(tmp_path / "texts.txt")
 
     assert sizes(split) == (11, 2, 3)
-    assert len({line for texts in split for line in texts.lines}) == 16
+    assert len({line for texts in split.values() for line in texts.lines}) == 16
 
 
 def test_a_validation_file_gives_all_validation_texts(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_a_validation_file_gives_all_validation_texts(tmp_path: Path) -> None:
     split = int8_texts.read_int8_texts(own, numbered_texts(tmp_path / "validation.txt", range(41, 60)))
 
     assert sizes(split) == (34, 6, 19)
-    assert {*split.calibration.lines, *split.gate.lines} == {f"text {i}" for i in range(40)}
-    assert split.validation.lines == tuple(f"text {i}" for i in range(41, 60))
+    assert {*split["calibration"].lines, *split["gate"].lines} == {f"text {i}" for i in range(40)}
+    assert split["validation"].lines == tuple(f"text {i}" for i in range(41, 60))
 
 
 def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
@@ -152,10 +152,11 @@ def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
 def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Staged]) -> None:
     """Each passage is longer than a truncated text, fits the model, and contains no text of the other split."""
     staged = all_staged["text-classification"]
-    split = int8_texts.read_int8_texts(int8_texts.BUILT_IN_TEXTS).with_passages(staged.tokenizer)
+    split = int8_texts.read_int8_texts(int8_texts.BUILT_IN_TEXTS)
+    calibration, validation = (split[name].with_passages(staged.tokenizer) for name in ("calibration", "validation"))
     room = staged.tokenizer.max_text_tokens(pair=False)
 
-    for side, other in ((split.calibration, split.validation), (split.validation, split.calibration)):
+    for side, other in ((calibration, validation), (validation, calibration)):
         joined = [passage for passage in side.passages if passage not in side.lines]
         lengths = [len(entry.ids) for entry in staged.tokenizer.tokenize(joined)]
         assert len(side.passages) == 12

@@ -105,7 +105,7 @@ def any_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 def manifest_with(manifest: Manifest, split: Int8Texts) -> Manifest:
     """Returns the manifest of a bundle whose int8 was created with the texts of this split."""
-    return manifest.model_copy(update={"int8_texts": split.digests()})
+    return manifest.model_copy(update={"int8_texts": int8_texts.digests_of(split)})
 
 
 def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path:
     own = read_int8_texts(numbered_texts(tmp_path / "own.txt", range(40)))
     built_in = read_int8_texts(int8_texts.BUILT_IN_TEXTS)
 
-    assert int8_texts.read_validation_texts(manifest_with(manifest, own), tmp_path / "own.txt") == own.validation
-    assert int8_texts.read_validation_texts(manifest_with(manifest, built_in), None) == built_in.validation
+    assert int8_texts.read_validation_texts(manifest_with(manifest, own), tmp_path / "own.txt") == own["validation"]
+    assert int8_texts.read_validation_texts(manifest_with(manifest, built_in), None) == built_in["validation"]
 
 
 def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_path: Path) -> None:
