@@ -98,41 +98,34 @@ class Scores:
         return Predictions(chosen, correct, losses, examples, np.array(self.labels)[columns].ravel(), len(scores))
 
 
-class TaggedText(NamedTuple):
-    """The outputs of a text's windows, its correct spans, and the words that these consist of."""
-
-    input: Any
-    rows: Sequence[Outputs]
-    spans: set[Span]
-    words: Sequence[tuple[int, int]]
-
-
 @dataclass(frozen=True)
 class EntityLogits:
-    """The logits of tokens, from which each scale makes other scores of entities."""
+    """The logits of tokens, from which each scale makes other scores of entities: `rows` are the outputs of each example's windows."""
 
     served: ServedGraph
-    texts: Sequence[TaggedText]
+    examples: Sequence[LabeledRow]
+    rows: Sequence[Sequence[Outputs]]
     method: Method = "tags"
     labels: tuple[str, ...] = ()
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
-        """Returns the entities of all texts, or only the entities with some labels."""
+        """Returns the entities of all examples, or only the entities with some labels."""
         [scale] = parameters.scale
         entities, missed = list[tuple[float, bool, int, str]](), 0
-        for example, text in enumerate(self.texts):
-            scaled = [{name: values * np.float32(scale) for name, values in row.items()} for row in text.rows]
-            spans = set()
-            for entity in self.served.decode(text.input, scaled):
+        for number, (example, rows) in enumerate(zip(self.examples, self.rows, strict=True)):
+            scaled = [{name: values * np.float32(scale) for name, values in row.items()} for row in rows]
+            correct_spans, words = example.gold
+            spans = set[Span]()
+            for entity in self.served.decode(example.input, scaled):
                 label = entity["entity_group"]
-                [span] = widen_to_words([(entity["start"], entity["end"], label)], text.words)
+                [span] = widen_to_words([(entity["start"], entity["end"], label)], words)
                 if labels is None or label in labels:
-                    entities.append((entity["score"], span in text.spans and span not in spans, example, label))
+                    entities.append((entity["score"], span in correct_spans and span not in spans, number, label))
                 spans.add(span)
-            missed += sum(labels is None or label in labels for *_, label in text.spans - spans)
+            missed += sum(labels is None or label in labels for *_, label in correct_spans - spans)
         columns = list(zip(*entities, strict=True)) or [()] * 4
         scores, correct, examples, names = map(np.array, columns, ("f8", "?", "i8", "U"))
-        return Predictions(scores, correct, log_losses(scores, correct), examples, names, len(self.texts), missed)
+        return Predictions(scores, correct, log_losses(scores, correct), examples, names, len(self.examples), missed)
 
 
 Outcomes = Scores | EntityLogits
@@ -170,7 +163,7 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow])
         except (BertServeError, ValueError) as error:
             raise UsageError(f"line {example.line} of the data cannot be answered: {error}") from error
     if method == "tags":
-        return EntityLogits(served, values)
+        return EntityLogits(served, examples, values)
     labels = ("answer", "no answer") if method == "answers" else served.config.labels
     scores, correct = (np.array(column) for column in zip(*values, strict=True))
     return Scores(method, labels, scores.astype(np.float32), correct.astype(bool))
@@ -199,18 +192,18 @@ def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
     return (best["score"], no_answer_score), (exact_match(best["answer"], correct) == 1, not correct)
 
 
-def _read_entities(served: ServedGraph, example: LabeledRow) -> TaggedText:
-    return TaggedText(example.input, served.predict(example.input).rows, *example.gold)
+def _read_logits(served: ServedGraph, example: LabeledRow) -> Sequence[Outputs]:
+    return served.predict(example.input).rows
 
 
 _LABEL_VALUES: dict[str, Any] = {"decide": [False], "top_k": [None], "function_to_apply": [None]}
 # the function from logits to scores; `none` for the logits of tags
 LINKS: dict[Method, Link] = {"temperature": "softmax", "per-label": "sigmoid", "tags": "none", "answers": "power"}
-# runs a graph on a row; returns scores and which of them are correct, or for tags a `TaggedText`
-_READERS: dict[Method, Callable[[ServedGraph, LabeledRow], tuple[Any, ...]]] = {
+# runs a graph on a row; returns scores and which of them are correct, or for tags the outputs
+_READERS: dict[Method, Callable[[ServedGraph, LabeledRow], Sequence[Any]]] = {
     "temperature": _read_labels,
     "per-label": _read_labels,
-    "tags": _read_entities,
+    "tags": _read_logits,
     "answers": _read_answer,
 }
 # parameters that can leave out or change scores, with the values that do not
