@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -75,40 +74,34 @@ def base_task(task: str) -> str | None:
     return task if derivation is None else derivation.base
 
 
-class _Default(NamedTuple):
-    origin: str  # the flag or the file
-    key: str  # the task as it is written there
-    task: str
-    name: str  # the name of the model
-
-
 def _read_configured(settings: Settings, models: ModelTasks, broken: Mapping[str, str]) -> dict[str, str]:
-    by_flag = _defaults("--default", settings.default)
-    files = [path for folder in settings.models if (path := folder / DEFAULTS_FILE).exists()]
-    in_files = [default for path in files for default in _defaults(f"`{path}`", _read_file(path))]
-    overridden = {default.task for default in by_flag}
-    defaults = [*by_flag, *(default for default in in_files if default.task not in overridden)]
-    chosen: dict[str, _Default] = {}
-    for default in sorted(defaults, key=lambda default: default.name in broken):  # a broken model is only chosen if no other one is
-        start = f"{default.origin} makes `{default.name}` the default for `{default.key}`, but "
-        use_flag = f"choose one with --default {TASKS[default.task].path}=NAME"
-        other = chosen.setdefault(default.task, default)
-        if default.name in broken:
-            continue
-        if other.name != default.name:
-            raise SettingsError(f"{start}{other.origin} makes it `{other.name}`; {use_flag}.")
-        if default.name not in (names := candidates(models, default.task)):
-            loaded = quote_names(names)
-            raise SettingsError(f"{start}no model of that name is loaded for that task; loaded are {loaded}. Fix it, or {use_flag}.")
-    return {task: default.name for task, default in chosen.items()}
-
-
-def _defaults(origin: str, names: Mapping[str, str]) -> list[_Default]:
     tasks = {key: spec.name for spec in TASKS.values() for key in (spec.path, spec.name)}
-    for key in names:
-        if key not in tasks:
-            raise SettingsError(f"{origin} has the unknown task `{key}`; known tasks are {', '.join(tasks)}.")
-    return [_Default(origin, key, tasks[key], name) for key, name in names.items()]
+    sources: dict[str, Mapping[str, str]] = {"--default": settings.default}
+    sources |= {f"`{path}`": _read_file(path) for folder in settings.models if (path := folder / DEFAULTS_FILE).exists()}
+    for source, names in sources.items():
+        for key in names:
+            if key not in tasks:
+                raise SettingsError(f"{source} has the unknown task `{key}`; known tasks are {', '.join(tasks)}.")
+    by_flag = {tasks[key] for key in settings.default}
+    chosen, source_of = dict[str, str](), dict[str, str]()  # by task
+    chosen_broken = dict[str, str]()  # likewise; a broken model is only chosen if no other one is
+    for source, names in sources.items():
+        for key, name in names.items():
+            task = tasks[key]
+            if source != "--default" and task in by_flag:
+                continue
+            if name in broken:
+                chosen_broken.setdefault(task, name)
+                continue
+            start = f"{source} makes `{name}` the default for `{key}`, but "
+            use_flag = f"choose one with --default {TASKS[task].path}=NAME"
+            if chosen.setdefault(task, name) != name:
+                raise SettingsError(f"{start}{source_of[task]} makes it `{chosen[task]}`; {use_flag}.")
+            source_of.setdefault(task, source)
+            if name not in (candidate_names := candidates(models, task)):
+                loaded = quote_names(candidate_names)
+                raise SettingsError(f"{start}no model of that name is loaded for that task; loaded are {loaded}. Fix it, or {use_flag}.")
+    return chosen_broken | chosen
 
 
 def _read_file(path: Path) -> dict[str, str]:
