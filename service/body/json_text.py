@@ -3,6 +3,8 @@
 A vector stays a numpy array until here: orjson writes it without creating a Python float per number.
 """
 
+from base64 import b64encode
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -39,10 +41,22 @@ def _count(raw: bytes, characters: bytes) -> int:
 def to_json(value: Any) -> bytes:
     """Returns a value as JSON: dicts, lists, strings, numbers and numpy arrays; float32 numbers get as many digits as they need.
 
+    Times are in ISO 8601, and bytes in base64.
+
     Raises:
         TypeError: It contains an integer of more than 64 bits.
     """
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(value, default=_to_text, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _to_text(value: Any) -> str:
+    """Returns bytes in base64, and a duration in ISO 8601 as seconds. Parquet has both, and JSON lacks them."""
+    if isinstance(value, timedelta):
+        seconds = f"{abs(value).total_seconds():f}".rstrip("0").removesuffix(".")
+        return f"{'-' if value < timedelta() else ''}PT{seconds}S"
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    raise TypeError
 
 
 def to_plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ with suppress(ImportError):  # the extra `parquet`
 # Maximum bytes of a block's rows in the file, so that long rows need no more memory than short ones.
 BLOCK_BYTES = 2**24
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-_NOT_TEXT = re.compile("decimal|binary|duration|map<")  # types of Arrow without a usual form in JSON and CSV
+_NOT_TEXT = re.compile("decimal|map<")  # types of Arrow without a usual form in JSON and CSV
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # `surrogateescape` makes these of bytes that are not UTF-8
 _QUOTED = re.compile('[",\t\r\n]')
 
@@ -169,9 +169,10 @@ def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> t
 def rows_of(table: Any, inputs: Collection[str] | None) -> list[Row]:
     """Returns the rows of a table with the `inputs` among its columns, or all if it is None. A row with a broken value gets an error."""
     table = table.select([name for name in table.column_names if inputs is None or name in inputs])
-    for index, column in enumerate(table.schema):
-        if pa.types.is_timestamp(column.type):  # Python's times lack nanoseconds
-            table = table.set_column(index, column.name, table.column(index).cast(pa.timestamp("us", column.type.tz), safe=False))
+    for index, column in enumerate(table.schema):  # Python's times and durations lack nanoseconds
+        if pa.types.is_timestamp(column.type) or column.type == pa.duration("ns"):
+            kind = pa.timestamp("us", column.type.tz) if pa.types.is_timestamp(column.type) else pa.duration("us")
+            table = table.set_column(index, column.name, table.column(index).cast(kind, safe=False))
     rows = [Row() for _ in range(len(table))]
     for index, row in enumerate(rows):
         try:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import tempfile
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -357,6 +357,25 @@ def test_a_column_without_texts_is_copied_or_named(models: Path, tmp_path: Path,
     is_number = column.type == pa.int64()
     assert run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl") == (0 if is_number else 2)
     assert is_number or "`odd`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (pa.array([b"\xfb\xff"]), "+/8="),
+        (pa.array([b"\xfb"], pa.large_binary()), "+w=="),
+        (pa.array([timedelta(days=1, microseconds=1)]), "PT86400.000001S"),
+        (pa.array([-timedelta(seconds=60)], pa.duration("s")), "-PT60S"),
+        (pa.array([1_500_000_001], pa.duration("ns")), "PT1.5S"),
+    ],
+)
+def test_bytes_and_durations_of_parquet_become_text(models: Path, tmp_path: Path, column: Any, text: str) -> None:
+    pq.write_table(pa.table({"text": ["good"], "odd": column, "list": pa.ListArray.from_arrays([0, 1], column)}), tmp_path / "in.parquet")
+    for output in (tmp_path / "out.jsonl", tmp_path / "out.csv"):
+        assert run(models, tmp_path / "in.parquet", output) == 0
+        [row] = read_rows(output)
+        assert row["odd"] == text
+        assert row["list"] in ([text], json.dumps([text]))
 
 
 @pytest.mark.parametrize(
