@@ -102,7 +102,7 @@ def _score(command: Score) -> int:
     if command.ray is not None:
         # variables and the file can be for other commands
         flags = command.model_fields_set - ScoreSettings.model_validate({"config": command.config}).model_fields_set
-        if unused := sorted(flags & {"input_format", "max_rejected", "output_format", "rejected", "threads"}):
+        if unused := sorted(flags & {"input_format", "json_cells", "max_rejected", "output_format", "rejected", "threads"}):
             raise SettingsError(
                 "with --ray, files are Parquet, their column `error` has the errors, and actors have a thread per CPU; remove "
                 f"--{unused[0].replace('_', '-')}."
@@ -149,6 +149,8 @@ def _formats(command: Score) -> tuple[str, str]:
         raise SettingsError(
             f"JSON Lines cannot become {output}, because rows can have different fields; choose JSON Lines as the output format."
         )
+    if command.json_cells and output in ("jsonl", "parquet"):
+        raise SettingsError("--json-cells is for CSV and TSV, and this output has JSON or columns with types; remove it.")
     if "parquet" in (source, output) and find_spec("pyarrow") is None:
         raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.")
     return source, output

@@ -174,6 +174,7 @@ class ScoreSettings(ModelSettings):
     parameters: dict[str, Any] = Field({}, description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
     warnings_column: str = Field("warnings", min_length=1, description="Column for warnings.")
+    json_cells: bool = Field(False, description="In CSV and TSV, write each prediction as JSON, and the warnings as a JSON list.")
     empty: Literal["warn", "reject"] = Field("warn", description="Whether a row whose text is empty gets a warning or is rejected.")
 
     @property

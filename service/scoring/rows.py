@@ -199,6 +199,7 @@ class LineWriter:
     columns: Sequence[str]
     names: Sequence[str]
     delimiter: str
+    json_cells: bool  # whether warnings are a list in JSON
 
     def write(self, block: RowBlock, _: Path | None) -> bytes:
         """Returns the answered rows."""
@@ -218,7 +219,7 @@ class LineWriter:
             added = to_json(dict(zip(self.names, (row.prediction, row.warnings), strict=True)))
             return b"%b,%b\n" % ((row.raw or to_json(row.values))[:-1], added[1:])
         answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if len(self.names) == 3 else (row.prediction,)
-        return self._delimited([*row.values.values(), *answer, " | ".join(row.warnings)])
+        return self._delimited([*row.values.values(), *answer, row.warnings if self.json_cells else " | ".join(row.warnings)])
 
     def _delimited(self, values: Iterable[Any]) -> bytes:
         """Returns a line of CSV or TSV; null, NaN and infinity become empty cells, and other values than texts JSON."""

@@ -42,12 +42,13 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
         source_stat = source.stat()  # first, because loading the model can take minutes
         with closing(Predictor(settings)) as predictor:
             reader, names, delimiter = predictor.reader, list(settings.added_columns), rows.DELIMITERS.get(formats[1], "")
-            if delimiter and reader.has_one_label:
+            if delimiter and reader.has_one_label and not settings.json_cells:
                 names[:1] = f"{names[0]}_label", f"{names[0]}_score"
             columns, blocks = rows.read_blocks(source, formats, reader.column_by_input.values(), names, reader.block_rows)
             if formats[0] != "jsonl":
                 reader.check(columns, names)
-            writer = rows.ParquetWriter(columns, names) if formats[1] == "parquet" else rows.LineWriter(columns, names, delimiter)
+            line_writer = rows.LineWriter(columns, names, delimiter, settings.json_cells)
+            writer = rows.ParquetWriter(columns, names) if formats[1] == "parquet" else line_writer
             facts = (
                 (source_stat.st_size, source_stat.st_mtime_ns, formats, settings.affecting_answers()),
                 (predictor.version, predictor.graph.file, predictor.graph.provider, __version__, sessions.VERSION, cpu_name()),

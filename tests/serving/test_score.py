@@ -56,6 +56,18 @@ def test_the_best_label_has_its_own_columns(models: Path, tmp_path: Path) -> Non
     assert run(models, source, tmp_path / "out.csv") == 2
 
 
+def test_cells_can_be_json(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = json_lines(tmp_path / "in.csv", "text,id\ngood,1\n ,2\n")
+    assert run(models, source, tmp_path / "out.csv", "--json-cells") == 0
+    good, empty = read_rows(tmp_path / "out.csv")
+    assert list(good) == ["text", "id", "prediction", "warnings"]
+    assert json.loads(good["prediction"])[0].keys() == {"label", "score"}
+    assert json.loads(good["warnings"]) == []
+    assert json.loads(empty["warnings"])[0].startswith("empty; ")
+    assert run(models, source, tmp_path / "out.jsonl", "--json-cells") == 2
+    assert "--json-cells" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("activation", "labels", "parameters", "columns"),
     [
