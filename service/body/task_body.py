@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import tagged_union_schema
 
@@ -28,18 +28,14 @@ def _tag_of(value: Any) -> str | None:  # called for each item of a list, so it 
     return _TAGS.get(dict if isinstance(value, BaseModel) else type(value))
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Annotates a union of types for different JSON types, so that an error is only about the type that the value has.
+def one_of(allowed: str) -> GetPydanticSchema:
+    """Annotates a union of types for different JSON types: an error is only about the value's type, or says which types are `allowed`."""
 
-    `message` says which values are allowed.
-    """
-
-    message: str
-
-    def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def schema(union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices = {_tag_of_type(member): handler.generate_schema(member) for member in get_args(union)}
-        return tagged_union_schema(choices, _tag_of, custom_error_type="input", custom_error_message=f"must be {self.message}")
+        return tagged_union_schema(choices, _tag_of, custom_error_type="input", custom_error_message=f"must be {allowed}")
+
+    return GetPydanticSchema(schema)
 
 
 def _tag_of_type(annotation: Any) -> str:
@@ -68,7 +64,9 @@ MAX_ITEMS = 2**13
 # without fail_fast a list of invalid items would create an error per item
 LIST_LIMIT = Field(fail_fast=True, max_length=MAX_ITEMS)
 
-TextOrTexts = Annotated[str | Annotated[list[str], LIST_LIMIT], OneOf("a text or a list of texts"), Field(description="One or more texts.")]
+TextOrTexts = Annotated[
+    str | Annotated[list[str], LIST_LIMIT], one_of("a text or a list of texts"), Field(description="One or more texts.")
+]
 Indices = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=256)]  # indices of layers or heads
 Truncate = Annotated[bool | None, Field(description="Truncate long texts; otherwise they are an error.")]
 TruncationDirection = Annotated[AnyCase[Literal["left", "right"]] | None, Field(description="End to truncate; by default the model's own.")]

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from bertserve.service.body.task_body import LIST_LIMIT, AnyCase, ClosedModel, OneOf, Stride, TaskBody, body_config
+from bertserve.service.body.task_body import LIST_LIMIT, AnyCase, ClosedModel, Stride, TaskBody, body_config, one_of
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest, ModelConfig, Side
 from bertserve.service.errors import InvalidValueError
@@ -165,10 +165,10 @@ class TextPair(ClosedModel):
     text_pair: str | None = None
 
 
-_TextOrPair = Annotated[str | TextPair, OneOf('a text, or a pair such as {"text": "a", "text_pair": "b"}')]
+_TextOrPair = Annotated[str | TextPair, one_of('a text, or a pair such as {"text": "a", "text_pair": "b"}')]
 TextsOrPairs = Annotated[
     str | TextPair | Annotated[list[_TextOrPair], LIST_LIMIT],
-    OneOf("a text, {text, text_pair}, or a list of these"),
+    one_of("a text, {text, text_pair}, or a list of these"),
     Field(description="One or more texts or pairs."),
 ]
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.body.reading import check_names
-from bertserve.service.body.task_body import ClosedModel, OneOf
+from bertserve.service.body.task_body import ClosedModel, one_of
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks.cost import text_bytes
@@ -27,7 +27,7 @@ class DecisionParameters(ClosedModel):
     threshold: Annotated[
         Annotated[
             _Score | Annotated[dict[str, _Score], Field(min_length=1, max_length=1000)],
-            OneOf("a number or an object from labels to numbers"),
+            one_of("a number or an object from labels to numbers"),
         ]
         | None,
         Field(description="With `decide`, the least score that counts: a number, or one per label."),

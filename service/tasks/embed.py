@@ -16,12 +16,12 @@ from bertserve.service.body.task_body import (
     AnyCase,
     ClosedModel,
     Indices,
-    OneOf,
     TaskBody,
     TextOrTexts,
     Truncate,
     TruncationDirection,
     body_config,
+    one_of,
 )
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest, ModelConfig
@@ -79,7 +79,7 @@ class EmbedOptions(BaseModel):
         Field(description="Pooling of token vectors; `none` keeps them all. By default the model's own."),
     ] = None
     layers: Annotated[
-        Annotated[AnyCase[Literal["last", "last_four"]] | Indices, OneOf("`last`, `last_four` or a list of numbers of layers")] | None,
+        Annotated[AnyCase[Literal["last", "last_four"]] | Indices, one_of("`last`, `last_four` or a list of numbers of layers")] | None,
         Field(description="Layers of the bundle: -1 is the last, 0 the embedding output. By default the bundle's own choice."),
     ] = None
     combine: Annotated[

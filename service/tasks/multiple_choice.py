@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.body.task_body import LIST_LIMIT, ClosedModel, OneOf, TaskBody, body_config
+from bertserve.service.body.task_body import LIST_LIMIT, ClosedModel, TaskBody, body_config, one_of
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
@@ -107,7 +107,7 @@ class MultipleChoiceBody(TaskBody):
 
     inputs: Annotated[
         ChoiceQuestion | Annotated[list[ChoiceQuestion], LIST_LIMIT],
-        OneOf("{question, choices} or a list of these"),
+        one_of("{question, choices} or a list of these"),
         Field(description="One or more questions with choices."),
     ]
     parameters: MultipleChoiceParameters | None = None

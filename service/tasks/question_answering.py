@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bertserve.service.body.task_body import LIST_LIMIT, MAX_TOP_K, AnyCase, ClosedModel, OffsetUnit, OneOf, Stride, TaskBody, body_config
+from bertserve.service.body.task_body import LIST_LIMIT, MAX_TOP_K, AnyCase, ClosedModel, OffsetUnit, Stride, TaskBody, body_config, one_of
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
@@ -225,7 +225,7 @@ class QuestionAnsweringBody(TaskBody):
 
     inputs: Annotated[
         Question | Annotated[list[Question], LIST_LIMIT],
-        OneOf("{question, context} or a list of these"),
+        one_of("{question, context} or a list of these"),
         Field(description="One or more questions with their passages."),
     ]
     parameters: QuestionAnsweringParameters | None = None

@@ -13,7 +13,7 @@ from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import parse_json, validate_as
-from bertserve.service.body.task_body import LIST_LIMIT, OneOf, TaskBody, body_config
+from bertserve.service.body.task_body import LIST_LIMIT, TaskBody, body_config, one_of
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
@@ -36,7 +36,7 @@ class Document(BaseModel):
     text: str
 
 
-_Document = Annotated[str | Document, OneOf("a text or an object with a `text`")]
+_Document = Annotated[str | Document, one_of("a text or an object with a `text`")]
 
 
 class DocumentsBody(TaskBody):

@@ -13,14 +13,14 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.api.formats.hugging_face import read_for_task
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.routing import InferenceRoute
-from bertserve.service.body.task_body import LIST_LIMIT, AnyCase, OneOf, TaskBody, TextOrTexts, Truncate, TruncationDirection, body_config
+from bertserve.service.body.task_body import LIST_LIMIT, AnyCase, TaskBody, TextOrTexts, Truncate, TruncationDirection, body_config, one_of
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks import classify, embed
 from bertserve.service.tasks.classify import ClassifyParameters, LabelScore
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
 from bertserve.service.tasks.step import TextInput
 
-_Item = Annotated[str | Annotated[list[str], LIST_LIMIT], OneOf("a text or a list of one or two texts")]
+_Item = Annotated[str | Annotated[list[str], LIST_LIMIT], one_of("a text or a list of one or two texts")]
 
 
 class SequencesBody(TaskBody):
@@ -30,7 +30,7 @@ class SequencesBody(TaskBody):
 
     inputs: Annotated[
         str | Annotated[list[_Item], LIST_LIMIT],
-        OneOf("a text, a pair of texts, or a list of lists of one or two texts"),
+        one_of("a text, a pair of texts, or a list of lists of one or two texts"),
         Field(description="A text, a pair `[text, text]`, or a batch `[[text], [text, text]]`."),
     ]
     raw_scores: Annotated[bool, Field(description="Return logits instead of scores.")] = False
