@@ -48,7 +48,7 @@ class Monitor:
         metrics.loop_cpu.inc(loop_s - self._loop_s)
         self._total_run_s, self._loop_s = total_run_s, loop_s
         metrics.queue_items.set(scheduler.queue.queue_items)
-        metrics.queue_tokens.set(scheduler.queue.held_tokens)
+        metrics.queue_tokens.set(scheduler.queue.total_held_tokens)
         metrics.ready_workers.set(scheduler.ready)
 
     async def _tick(self) -> None:

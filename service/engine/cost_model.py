@@ -40,7 +40,7 @@ class CostModel:
         self._solve(self._warm_up)
         self._first = self.fixed_s, self.rate
 
-    def seconds(self, rows: int, length: int) -> float:
+    def predict_seconds(self, rows: int, length: int) -> float:
         """Returns the predicted seconds of one run."""
         return self.slowdown * (self.fixed_s + rows * self._work(length) / self.rate)
 

@@ -73,5 +73,5 @@ def min_multi_threaded_tokens(cost_model: CostModel, *, nodes: int, longest: int
         return None
     # Threads are woken for every node of the graph. With two threads on four of the included models, the speed is 0.9 at 20 us per node on
     # an inference thread, 1.0 at 30, 1.15 to 1.25 at 47, 1.3 at 75, and 1.4 to 1.6 at 170.
-    tokens = 1 + bisect_left(range(1, longest + 1), 50e-6 * nodes, key=lambda length: cost_model.seconds(1, length))
+    tokens = 1 + bisect_left(range(1, longest + 1), 50e-6 * nodes, key=lambda length: cost_model.predict_seconds(1, length))
     return tokens if tokens <= longest else None

@@ -56,7 +56,7 @@ class Model:
         self.engines = engines
         self.max_batch_tokens = settings.batch_tokens(graph.precision)
         self.shares_batches = graph.batch_invariant or settings.batch_variant_graphs
-        self.seconds = cost_model.seconds  # as methods, these two would cost every item further calls
+        self.predict_seconds = cost_model.predict_seconds  # as methods, these two would cost every item further calls
         self.padded_shape = graph.padded_shape
         self.metric_labels = (self.name, bundle.version, graph.precision, graph.provider)
         self._task_model = TaskModel(tokenizer, bundle.manifest, graph.calibration)

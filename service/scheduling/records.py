@@ -17,7 +17,7 @@ class Runner(Protocol):
     def shares_batches(self) -> bool:
         """Whether items of several requests, or several items of one, can share a batch."""
 
-    def seconds(self, rows: int, length: int) -> float:
+    def predict_seconds(self, rows: int, length: int) -> float:
         """Returns the predicted seconds of a batch of `rows` padded to `length` tokens."""
 
     def padded_shape(self, rows: int, length: int) -> tuple[int, int] | None:
@@ -104,7 +104,7 @@ class Batch:
     """Items that run together.
 
     Attributes:
-        items: The items. A batch whose first item is of a long request counts as long.
+        items: The items. The batch is long if the request of the first item is.
         start: Time of its start.
         predicted_s: Predicted seconds of its run.
         multi_threaded: Whether it can run on several threads.

@@ -1,8 +1,8 @@
-"""RequestQueue: admits requests, orders their items, chooses the next batch, and knows the current ones; without threads, locks or clock.
+"""RequestQueue: admits requests, orders their items, and chooses the next batch. It has no threads, locks or clock.
 
-A request is admitted or refused as a whole, and closed once. Its items (texts, or windows of a text) start by *priority*, a virtual time:
-the arrival of the request plus the predicted seconds of its earlier items. So a long list or document fills the time that others leave, and
-no item waits forever, because later requests have later priorities.
+A request is admitted or refused as a whole, and closed once. Its items are texts, or windows of a text. The item with the lowest *priority*
+starts first: the arrival of its request plus the predicted seconds of the request's earlier items. So the later items of a long request let
+new short requests pass. No item waits forever, because later requests have later priorities.
 """
 
 from collections.abc import Sequence
@@ -39,13 +39,14 @@ class RequestQueue:
 
     Attributes:
         max_queue_tokens: Maximum tokens that all open requests hold together.
-        max_request_tokens: Maximum `held_tokens` of the queue after it admits a request larger than a batch. No request can be larger.
+        max_request_tokens: Maximum tokens of one request. A request larger than a batch is also refused if all open requests together
+            would hold more than this: the rest of the queue is for smaller requests.
         threads: Maximum number of current batches.
-        threads_per_run: Threads of a multi-threaded run. A run is multi-threaded if active and waiting runs, times this number, were at
-            most `threads` for the last `RECENT_S` seconds. A single run is not limited.
+        threads_per_run: Threads of a multi-threaded run. Runs are multi-threaded if, for the last `RECENT_S` seconds, the active and
+            waiting ones fit into `threads` with this many threads each; a run without others always fits.
         batches: The current batches.
         requests: The open requests: not refused, and not ended.
-        held_tokens: Tokens that they hold.
+        total_held_tokens: Tokens that the open requests hold together.
         queue_items: Items that wait.
     """
 
@@ -54,7 +55,7 @@ class RequestQueue:
         self.max_queue_tokens = max_queue_tokens
         self.max_request_tokens = max_queue_tokens - int(max_queue_tokens * SHARE_FOR_SMALL)
         self.requests: set[ScheduledRequest] = set()
-        self.held_tokens = 0
+        self.total_held_tokens = 0
         self.queue_items = 0
         self.threads = threads
         self.threads_per_run = threads_per_run
@@ -77,7 +78,7 @@ class RequestQueue:
         Raises:
             RefusedError: The queue is full or too long.
         """
-        if self.held_tokens >= self.max_queue_tokens:
+        if self.total_held_tokens >= self.max_queue_tokens:
             raise self._full_error(1, self.max_queue_tokens, now)
         self._check_wait(self.wait_s(now), 0.0, request.deadline - now)
         request.priority = request.arrived
@@ -119,7 +120,7 @@ class RequestQueue:
             items.append(item)
             length = max(length, item.length)
             self._remove(item)
-        predicted_s = head.request.runner.seconds(len(items), length)
+        predicted_s = head.request.runner.predict_seconds(len(items), length)
         if head.request.is_long:
             self._owed_s = predicted_s
         else:
@@ -146,7 +147,7 @@ class RequestQueue:
             return False
         self.requests.remove(request)
         if request.admitted:
-            self.held_tokens -= request.work.held_tokens
+            self.total_held_tokens -= request.work.held_tokens
         request.results = []
         for item in list(request.waiting):
             self._remove(item)
@@ -156,17 +157,18 @@ class RequestQueue:
         """Admits or refuses a request, by its tokens and the wait; its items before the last one take `own_s` predicted seconds."""
         tokens = request.work.held_tokens
         limit = self.max_request_tokens if tokens > request.runner.max_batch_tokens else self.max_queue_tokens
-        if self.held_tokens + tokens > limit:
+        if self.total_held_tokens + tokens > limit:
             raise self._full_error(tokens, limit, now)
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
             long_s = self._long_items.predicted_s + self._remaining_s(now)
-            wait = max((self._short_items.predicted_s + long_s) / self.threads, long_s / threads)  # short requests use all threads
+            # the items that wait share all threads, and the long ones among them only those for long requests
+            wait_s = max((self._short_items.predicted_s + long_s) / self.threads, long_s / threads)
         else:
-            threads, wait = self.threads, self.wait_s(now)
+            threads, wait_s = self.threads, self.wait_s(now)
             self._last_short = max(self._last_short, request.arrived)
-        self._check_wait(wait, own_s / threads, request.deadline - now)
-        self.held_tokens += tokens
+        self._check_wait(wait_s, own_s / threads, request.deadline - now)
+        self.total_held_tokens += tokens
         request.admitted = True
 
     def _remaining_s(self, now: float) -> float:
@@ -178,26 +180,26 @@ class RequestQueue:
     def _threads_for_long(self, now: float) -> int:
         return max(self.threads - (now - self._last_short < RECENT_S), 1)
 
-    def _check_wait(self, wait: float, own_s: float, time_left_s: float) -> None:
+    def _check_wait(self, wait_s: float, own_s: float, time_left_s: float) -> None:
         """Refuses a request that would be late if its wait or its own seconds of work (`own_s`) took `PREDICTION_ERROR` times as long."""
         # one of the two, not both: while short requests keep the wait at its limit, no list would be admitted
-        max_wait = max(min(time_left_s / PREDICTION_ERROR, time_left_s - PREDICTION_ERROR * own_s), 0.0)
-        if wait > max_wait:  # an empty queue admits all, because a retry would be no better
+        max_wait_s = max(min(time_left_s / PREDICTION_ERROR, time_left_s - PREDICTION_ERROR * own_s), 0.0)
+        if wait_s > max_wait_s:  # an empty queue admits all, because a retry would be no better
             raise RefusedError(
                 "the queue takes about {wait:.1f} s and the request itself {own:.1f} s, and its deadline is in {left:.1f} s; "
                 "try again later, send less at once, or allow more time.",
-                wait=wait,
+                wait=wait_s,
                 own=own_s,
                 left=time_left_s,
                 reason="deadline",
-                retry_after_s=wait - max_wait,
+                retry_after_s=wait_s - max_wait_s,
             )
 
     def _full_error(self, tokens: int, limit: int, now: float) -> RefusedError:
-        excess = min((self.held_tokens + tokens - limit) / max(self.held_tokens, 1), 1.0)
+        excess = min((self.total_held_tokens + tokens - limit) / max(self.total_held_tokens, 1), 1.0)
         return RefusedError(
             "the queue has no room for the request: it holds {queue_tokens} of {limit} tokens; try again later.",
-            queue_tokens=self.held_tokens,
+            queue_tokens=self.total_held_tokens,
             limit=limit,
             reason="queue_full",
             # requests end after the current batches
@@ -205,17 +207,14 @@ class RequestQueue:
         )
 
     def _predict(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
-        """Gives the next items of a request their priorities, moves its own priority behind them, and decides whether it is long.
-
-        The predicted seconds of an item are the seconds of a full batch of such items, divided by their number.
-        """
+        """Gives the next items of a request their priorities, moves its own priority behind them, and decides whether it is long."""
         runner = request.runner
         runs: dict[int, tuple[int, float]] = {}  # padded length and seconds by tokens
         for index, item in enumerate(items):
             if item.tokens not in runs:
                 _, length = runner.padded_shape(1, item.tokens) or (1, item.tokens)
                 full = max(1, runner.max_batch_tokens // max(1, length)) if runner.shares_batches else 1
-                runs[item.tokens] = length, runner.seconds(full, length) / full
+                runs[item.tokens] = length, runner.predict_seconds(full, length) / full
             item.request, item.index, item.priority = request, index, request.priority
             item.length, item.predicted_s = runs[item.tokens]
             request.priority += item.predicted_s
@@ -243,9 +242,9 @@ class RequestQueue:
             if shape is None or shape[0] * shape[1] > runner.max_batch_tokens:
                 continue
             # cost of real rows only: rows that pad a planned shape are free for the next batch-mate
-            run_s = runner.seconds(rows + 1, longer)
-            delay = run_s - runner.seconds(rows, length)
-            saved = runner.seconds(1, item.length) - delay
+            run_s = runner.predict_seconds(rows + 1, longer)
+            delay = run_s - runner.predict_seconds(rows, length)
+            saved = runner.predict_seconds(1, item.length) - delay
             favors_long = item.request.is_long and not request.is_long
             if saved * self.queue_items > delay * rows and saved >= max(MIN_GAIN * run_s, delay if favors_long else 0.0):
                 return item

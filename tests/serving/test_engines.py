@@ -98,16 +98,16 @@ async def test_a_run_is_multi_threaded_only_with_enough_tokens(models: Path) -> 
     model.engines = ModelEngines(single, lambda: several, model="tiny", threads=2, min_tokens=10)
     model.engines.for_multi_threaded_run(10)
     wait_for_multi_threaded("tiny")
-    before = model.seconds(1, 8)
+    before = model.predict_seconds(1, 8)
 
     async with serving(service) as client:
         await client.post("/classify", json={"inputs": "good"})
         assert (single.batches, several.batches) == ([1], [])
-        after_one_run = model.seconds(1, 8)
+        after_one_run = model.predict_seconds(1, 8)
         await client.post("/classify", json={"inputs": "good " * 20})
         assert (single.batches, several.batches) == ([1], [1])
-        assert before != after_one_run == model.seconds(1, 8)
-        model.seconds = lambda rows, length: 1.0  # a batch saves time
+        assert before != after_one_run == model.predict_seconds(1, 8)
+        model.predict_seconds = lambda rows, length: 1.0  # a batch saves time
         await client.post("/classify", json={"inputs": ["good bad fine"] * 4})
         assert (single.batches, several.batches) == ([1], [1, 4])
         page = (await client.get("/metrics")).text
@@ -158,7 +158,7 @@ def test_one_stall_has_little_effect() -> None:
     cost, fresh = model(), model()
     cost.observe(1, 20, 1000.0)
     for rows, length in ((1, 20), (8, 20), (1, 500)):
-        assert 1 < cost.seconds(rows, length) / fresh.seconds(rows, length) < 1.05
+        assert 1 < cost.predict_seconds(rows, length) / fresh.predict_seconds(rows, length) < 1.05
 
 
 def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
@@ -168,7 +168,7 @@ def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
         cost.observe(rows, length, true_s(rows, length))
     for rows, length in ((1, 8), (1, 80), (8, 20)):
-        assert cost.seconds(rows, length) == pytest.approx(true_s(rows, length), rel=0.02)
+        assert cost.predict_seconds(rows, length) == pytest.approx(true_s(rows, length), rel=0.02)
     assert cost.slowdown * cost.fixed_s == pytest.approx(3e-3, rel=0.05)
 
 
@@ -177,7 +177,7 @@ def test_predictions_stay_finite_for_any_measured_time(runs: list[tuple[int, int
     cost = model()
     for i in range(min(times, 50 * len(runs))):
         cost.observe(*runs[i % len(runs)])
-    assert all(isfinite(cost.seconds(*shape)) and cost.seconds(*shape) > 0 for shape in ((1, 1), (64, 512)))
+    assert all(isfinite(cost.predict_seconds(*shape)) and cost.predict_seconds(*shape) > 0 for shape in ((1, 1), (64, 512)))
 
 
 @given(st.floats(1e-6, 1e-1), st.floats(1e6, 1e13))
@@ -185,11 +185,11 @@ def test_the_fit_finds_the_fixed_cost_and_the_rate(fixed_s: float, rate: float) 
     true_s = partial(seconds_of, fixed_s=fixed_s, rate=rate)
     cost = CostModel(FLOPS, [(1, length, true_s(1, length)) for length in (8, 32, 128)])
     for rows, length in ((1, 8), (1, 512), (32, 128)):
-        assert cost.seconds(rows, length) == pytest.approx(true_s(rows, length), rel=1e-3)
+        assert cost.predict_seconds(rows, length) == pytest.approx(true_s(rows, length), rel=1e-3)
 
 
 @pytest.mark.parametrize("seconds", [(3e-3, 2e-3, 1e-3), (1e-3, 1e-3, 1e-3), (1e-9, 1e-3, 1.0), (0.0, 0.0, 0.0)])
 def test_noisy_timings_give_a_plausible_cost(seconds: tuple[float, ...]) -> None:
     cost = CostModel(FLOPS, zip((1, 1, 1), (8, 32, 128), seconds, strict=True))
     assert cost.fixed_s >= 0
-    assert 0 < cost.seconds(1, 8) <= cost.seconds(1, 128) <= cost.seconds(2, 128)
+    assert 0 < cost.predict_seconds(1, 8) <= cost.predict_seconds(1, 128) <= cost.predict_seconds(2, 128)

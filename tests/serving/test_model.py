@@ -73,7 +73,7 @@ async def test_an_input_that_cannot_be_decoded_is_named(models: Path, monkeypatc
     async with serving(service) as client:
         answer = await client.post("/classify", json={"inputs": ["good", "fine", "bad", "good"]})
         assert error_of(answer, 413, "too_large").startswith("inputs[2]: ")
-        assert (service.scheduler.queue.queue_items, service.scheduler.queue.held_tokens) == (0, 0)
+        assert (service.scheduler.queue.queue_items, service.scheduler.queue.total_held_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_admission_is_all_or_nothing() -> None:
         with pytest.raises(RefusedError) as error:
             add(queue, *sizes)
         assert error.value.reason == "queue_full"
-    assert queue.held_tokens == 60
+    assert queue.total_held_tokens == 60
     assert [[item.request for item in batch] for batch in drain(queue)] == [[first]]
 
 
@@ -156,7 +156,7 @@ def test_large_requests_leave_room_for_small_ones() -> None:
         add(empty, 897, runner=runner)
     add(empty, empty.max_request_tokens, runner=runner)
     add(empty, 16, runner=runner)
-    assert empty.held_tokens == 896 + 16
+    assert empty.total_held_tokens == 896 + 16
 
 
 def test_later_items_make_a_request_long() -> None:
@@ -336,7 +336,7 @@ def test_a_request_that_is_cancelled_while_queued_uses_no_capacity() -> None:
     queue = new_queue()
     first, cancelled, last = add(queue, 8), add(queue, 8, 8), add(queue, 8)
     assert [queue.close(cancelled), queue.close(cancelled)] == [True, False]
-    assert (queue.queue_items, queue.held_tokens) == (2, 16)
+    assert (queue.queue_items, queue.total_held_tokens) == (2, 16)
     assert [[item.request for item in batch] for batch in drain(queue)] == [[first, last]]
 
 

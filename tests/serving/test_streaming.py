@@ -220,9 +220,9 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(
     clients = [Client([to_lines({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
     async with serving(service):
         request = asyncio.create_task(answered_in(service, clients, "/embed", content_type))
-        await until(lambda: service.scheduler.queue.held_tokens == len(clients) * 4 * 502)
+        await until(lambda: service.scheduler.queue.total_held_tokens == len(clients) * 4 * 502)
         gate.set()
-        while service.scheduler.queue.held_tokens:
+        while service.scheduler.queue.total_held_tokens:
             time.sleep(0.001)  # the event loop is busy until all requests have ended
         turns = await request
     assert min(len(client.answers[0]) for client in clients) > LARGE_BYTES

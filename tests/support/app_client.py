@@ -179,7 +179,7 @@ def fake_service(models: Path, engine: FakeEngine, **settings: Any) -> AppState:
     service = state_of(models, **few | settings)
     model = service.registry.get("tiny")
     model.engines = ModelEngines(engine)
-    model.seconds = lambda rows, length: 1e-3 + rows * length * 1e-9
+    model.predict_seconds = lambda rows, length: 1e-3 + rows * length * 1e-9
     return service
 
 

@@ -46,7 +46,7 @@ class FakeRunner:
 
     def __init__(
         self,
-        seconds: Callable[[int, int], float],
+        predict_seconds: Callable[[int, int], float],
         *,
         max_batch_tokens: int = 64,
         shares_batches: bool = True,
@@ -54,7 +54,7 @@ class FakeRunner:
         run: Callable[[Sequence[Any]], Sequence[Any]] = list,
         run_multi_threaded: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
     ) -> None:
-        self.seconds = seconds
+        self.predict_seconds = predict_seconds
         self.max_batch_tokens = max_batch_tokens
         self.shares_batches = shares_batches
         self.padded_shape = shape

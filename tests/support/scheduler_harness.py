@@ -72,7 +72,7 @@ class Harness:
         self.work.gate.set()
         await self.scheduler.stop(5)
         if error is None:
-            assert (self.queue.queue_items, self.queue.held_tokens) == (0, 0)
+            assert (self.queue.queue_items, self.queue.total_held_tokens) == (0, 0)
 
     def count_hang(self) -> None:
         self.hangs += 1

@@ -31,7 +31,7 @@ _LENGTHS = list(RECORDED_S)
 
 
 _COST = CostModel(Flops(linear=21233664, quadratic=9216), [(1, length, seconds) for length, seconds in RECORDED_S.items()])
-predicted_s = _COST.seconds
+predicted_s = _COST.predict_seconds
 
 TIMEOUT_S = 5.0
 
