@@ -67,19 +67,23 @@ def _export(argv: Sequence[str]) -> int:
     # importing torch and transformers takes seconds, and --help and wrong flags do not need them
     from transformers.utils import logging
 
+    from bertserve.export.model_card import measurements
     from bertserve.export.pipeline import ExportOptions, export
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # a log shows one line per stage
     if args.module is not None:
         log(f"running the code of `{args.module}` with your permissions, as --trust-module says.")
-    values = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}
+    own = ("source", "module", "trust_module", "verbose")
+    values = {name: value for name, value in vars(args).items() if name not in own and value is not None}
     options = ExportOptions(source=args.source or args.module, module=args.module is not None, **values)
     try:
         target, manifest = export(options)
     except (ExportError, OSError) as error:
         return report_error(error, options.output)
     _print_agreements(target, manifest)
+    if args.verbose:
+        print(measurements(manifest, target))
     for graph in filter(has_low_agreement, manifest.graphs):
         warn(
             f"graph {graph.name}: {describe_agreement(graph.validation)}, but at least {LOW_AGREEMENT_THRESHOLD:.0%} is "
@@ -166,6 +170,7 @@ def build_parser() -> FlagParser:
         parser, "instead of SOURCE: a Python file and its function that returns a PyTorch module, a tokenizer file, a task and labels"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
+    parser.add_argument("--verbose", action="store_true", help="also print the card's tables of measurements")
     parser.add_argument(
         "--metrics-file",
         dest="metrics",

@@ -74,6 +74,16 @@ def model_card(manifest: Manifest, folder: Path, checkpoint_card: str = "") -> s
     return _front_matter(manifest.source) + "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
+def measurements(manifest: Manifest, folder: Path) -> str:
+    """Returns the card's tables about graphs, errors by length and speed, in Markdown; `folder` contains the graphs."""
+    tables = (
+        _graph_table(manifest, folder),
+        _error_table(manifest.graphs, manifest.tokenizer.max_length),
+        _speed_table(manifest.graphs),
+    )
+    return "\n\n".join("\n".join(lines) for lines in tables if lines)
+
+
 def quote(card: str | None) -> str:
     """Returns the checkpoint's own card without its front matter, with its headings one level lower; empty without a card."""
     return "\n".join(_lower_headings(REGEX_YAML_BLOCK.sub("", card or "").strip().split("\n")))

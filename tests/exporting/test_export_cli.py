@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 
 
 def test_progress_goes_to_stderr_and_the_validation_to_stdout(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([str(source), "--output", str(output), "--int8-texts", str(FEW_TEXTS)]) == 0
+    assert cli.main([str(source), "--output", str(output), "--int8-texts", str(FEW_TEXTS), "--verbose"]) == 0
 
     captured = capsys.readouterr()
     stages = ["load", "trace", "reference", "optimize", "parity", "quantize", "parity", "package"]
@@ -27,6 +27,9 @@ def test_progress_goes_to_stderr_and_the_validation_to_stdout(source: Path, outp
     assert captured.out.startswith(f"{output / 'tiny-bert'}: text-classification, labels negative, positive, neutral\n")
     facts = ("model.cpu.fp32.onnx", "model.cpu.int8.onnx", "100.0% of", "MiB  default")
     assert [fact for fact in facts if fact not in captured.out] == []
+    tables = captured.out[captured.out.index("| graph") :]
+    assert [heading for heading in ("### Errors by length", "### Speed at export") if heading not in tables] == []
+    assert set(tables.splitlines()) - set((output / "tiny-bert/README.md").read_text().splitlines()) == set()
 
 
 @pytest.mark.parametrize(
