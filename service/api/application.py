@@ -90,7 +90,7 @@ class Application:
         except Exception as error:  # noqa: BLE001 - the process boundary of a request
             self._errors.write(error, request.log_fields())
             if request.status == 0:
-                await error_responses.response(error, request.id, _error_format(scope))(scope, receive, send)
+                await error_responses.error_response(error, request.id, _error_format(scope))(scope, receive, send)
 
     def refuse(self, error: BertServeError, is_counted: bool) -> Response:
         """Returns the response to what the server refuses itself; counts and logs it if the application never sees the request."""
@@ -98,7 +98,7 @@ class Application:
         if is_counted:
             self._state.metrics.http_requests_by_status(error.status).inc()
             self._errors.write(error, {"request_id": request_id, "method": "-", "path": "-"})
-        response = error_responses.response(error, request_id)
+        response = error_responses.error_response(error, request_id)
         response.headers.update({"x-request-id": request_id, "connection": "close"})
         return response
 

@@ -28,14 +28,14 @@ class Call:
     """A request to a model.
 
     Attributes:
-        respond: Returns the body of the response, and the headers that describe it; None for the service's own format.
+        to_body: Returns the body of the response, and the headers that describe it; None for the service's own format.
         timeout_s: Seconds until it must have started, if the body sets a deadline; otherwise 0.
     """
 
     task: str
     model: Model
     body: TaskBody
-    respond: Callable[[Prediction], tuple[bytes, Headers]] | None = None
+    to_body: Callable[[Prediction], tuple[bytes, Headers]] | None = None
     timeout_s: float = 0.0
 
     async def run(
@@ -56,8 +56,8 @@ class Call:
             raise
         if prediction.response_bytes > LARGE_BYTES:
             await request.take_turn()
-        if self.respond is not None:
-            return prediction, *self.respond(prediction)
+        if self.to_body is not None:
+            return prediction, *self.to_body(prediction)
         return prediction, to_json(self.body.to_response(prediction.results)), JSON_HEADERS
 
     async def run_when_admitted(self, request: RequestContext, timeout_s: float, trace: "RequestSpan | None") -> bytes:

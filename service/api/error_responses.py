@@ -32,7 +32,7 @@ def error_text(status: int, error_type: str, message: str) -> tuple[int, str]:
     return status, message
 
 
-def response(error: Exception, request_id: str, error_format: ErrorFormat = error_text) -> Response:
+def error_response(error: Exception, request_id: str, error_format: ErrorFormat = error_text) -> Response:
     """Returns the response to a request that failed; the text of an error that is not a BertServeError stays internal."""
     status, error_type = status_and_type(error)
     message, headers = "internal error. This is a bug; the log of the service has the details under this request id.", {}

@@ -137,7 +137,7 @@ class LineStream:
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.add_prefix(f"line {number}: ")
-            refusal = error_responses.response(error, request.id, self._route.error_format)
+            refusal = error_responses.error_response(error, request.id, self._route.error_format)
             body, status = bytes(refusal.body), refusal.status_code
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._error_log.write(error, request.log_fields())

@@ -98,7 +98,7 @@ def describe_routes(described: Sequence[GuardedRoute], root_path: str = "", *, r
     schemas, definitions = TypeAdapter.json_schemas(
         [
             *((body, "validation", TypeAdapter(body)) for body in bodies),
-            *((route.path, "serialization", TypeAdapter(route.response)) for route in inference),
+            *((route.path, "serialization", TypeAdapter(route.response_type)) for route in inference),
         ],
         ref_template="#/components/schemas/{model}",
     )

@@ -54,7 +54,7 @@ class InferenceRoute(GuardedRoute):
     Attributes:
         read_call: Returns the call of a body and its request; raises a CallerError if the body is wrong.
         bodies: Types of the body, for OpenAPI; each body is of one of them.
-        response: Type of the response's body, for OpenAPI.
+        response_type: Type of the response's body, for OpenAPI.
         task: The task of the path; None if it depends on the model or the body.
         streams: Whether a body can be JSON Lines.
         other_content: Other content types of the body and the response, with their descriptions for OpenAPI.
@@ -66,7 +66,7 @@ class InferenceRoute(GuardedRoute):
         read_call: Callable[[bytes, RequestContext], Call],
         summary: str,
         bodies: tuple[type[BaseModel], ...],
-        response: Any,
+        response_type: Any,
         *,
         task: str | None = None,
         streams: bool = False,
@@ -76,7 +76,7 @@ class InferenceRoute(GuardedRoute):
         """Creates the route; the attributes describe the arguments; `GuardedRoute` gets the options."""
         self.read_call = read_call
         self.bodies = bodies
-        self.response = response
+        self.response_type = response_type
         self.task = task
         self.streams = streams
         self.other_content = other_content

@@ -34,14 +34,14 @@ _cpu_name = cache(cpu_name)
 def json_route(path: str, value: Callable[..., Any], summary: str, **options: Any) -> GuardedRoute:
     """Returns a route that answers with a value as JSON; `value` takes the AppState, and the parameters of the path by name."""
 
-    async def respond(request: Request) -> Response:
+    async def endpoint(request: Request) -> Response:
         return Response(to_json(value(request.scope[REQUEST_KEY].state, **request.path_params)), media_type="application/json")
 
-    return GuardedRoute(path, respond, summary=summary, **options)
+    return GuardedRoute(path, endpoint, summary=summary, **options)
 
 
-probe = partial(json_route, access=Access.PROBE, tags=["health"])
-info = partial(json_route, access=Access.KEY, tags=["models"])
+probe_route = partial(json_route, access=Access.PROBE, tags=["health"])
+info_route = partial(json_route, access=Access.KEY, tags=["models"])
 
 
 def service_routes() -> list[GuardedRoute]:
@@ -49,20 +49,20 @@ def service_routes() -> list[GuardedRoute]:
     change = partial(GuardedRoute, endpoint=change_model, access=Access.ADMIN, tags=["models"], methods=["POST"])
     paths = {spec.name: spec.path for spec in TASKS.values()}
     return [
-        *(probe(f"/{path}/health", partial(_task_readiness, task=task), f"Readiness of /{path}") for task, path in paths.items()),
-        probe("/health", readiness, "Readiness: requests are answered"),
-        probe("/health/ready", readiness, "Readiness: requests are answered"),
-        probe("/health/live", lambda _: {"live": True}, "Liveness: the process runs"),
-        probe("/ping", readiness, "Readiness, for SageMaker"),
-        probe("/models/{name}/health", readiness, "Readiness of one model"),
+        *(probe_route(f"/{path}/health", partial(_task_readiness, task=task), f"Readiness of /{path}") for task, path in paths.items()),
+        probe_route("/health", readiness, "Readiness: requests are answered"),
+        probe_route("/health/ready", readiness, "Readiness: requests are answered"),
+        probe_route("/health/live", lambda _: {"live": True}, "Liveness: the process runs"),
+        probe_route("/ping", readiness, "Readiness, for SageMaker"),
+        probe_route("/models/{name}/health", readiness, "Readiness of one model"),
         GuardedRoute(
-            "/metrics", metrics, access=Access.METRICS, summary="Prometheus metrics", response_class=PlainTextResponse, tags=["health"]
+            "/metrics", metrics_page, access=Access.METRICS, summary="Prometheus metrics", response_class=PlainTextResponse, tags=["health"]
         ),
-        *(info(f"/{path}/info", partial(_describe_default, task=task), f"Default model of /{path}") for task, path in paths.items()),
-        info("/info", service_info, "Version, limits, machine and models"),
-        GuardedRoute("/models", models, access=Access.KEY, summary="All loaded models, in brief", tags=["models"]),
-        info("/models/{name}", _describe, "One model in detail"),
-        info("/models/{name}/info", _describe, "One model in detail"),
+        *(info_route(f"/{path}/info", partial(_describe_default, task=task), f"Default model of /{path}") for task, path in paths.items()),
+        info_route("/info", service_info, "Version, limits, machine and models"),
+        GuardedRoute("/models", list_models, access=Access.KEY, summary="All loaded models, in brief", tags=["models"]),
+        info_route("/models/{name}", _describe, "One model in detail"),
+        info_route("/models/{name}/info", _describe, "One model in detail"),
         change("/models/{name}/load", summary="Load or reload a model from its folder (admin key)"),
         change("/models/{name}/reload", summary="Load or reload a model from its folder (admin key)"),
         change("/models/{name}/unload", summary="Unload a model (admin key)"),
@@ -93,7 +93,7 @@ def readiness(state: AppState, name: str | None = None) -> dict[str, bool]:
     return {"ready": True, "live": True}
 
 
-async def metrics(request: Request) -> Response:
+async def metrics_page(request: Request) -> Response:
     """Responds with the metrics of all workers."""
     state: AppState = request.scope[REQUEST_KEY].state
     state.monitor.measure()
@@ -101,7 +101,7 @@ async def metrics(request: Request) -> Response:
     return Response(await asyncio.to_thread(state.metrics.render), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-async def models(request: Request) -> Response:
+async def list_models(request: Request) -> Response:
     """Responds with all models, one per line, for people."""
     state: AppState = request.scope[REQUEST_KEY].state
     described = [_summary(state, model) for model in state.registry.models.values()]

@@ -10,7 +10,7 @@ from starlette.types import Message
 
 import facts
 from bertserve.service.api.application import Application
-from bertserve.service.api.error_responses import response
+from bertserve.service.api.error_responses import error_response
 from bertserve.service.body.json_text import to_json
 from bertserve.service.errors import BertServeError, RefusedError
 from bertserve.service.tasks.catalog import TASKS
@@ -25,7 +25,7 @@ def test_every_error_of_a_request_has_its_own_type() -> None:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.error_type)
 def test_every_error_response_has_the_same_fields(error: BertServeError) -> None:
-    answer = response(error, "r-1")
+    answer = error_response(error, "r-1")
     assert json.loads(answer.body) == {"error": error.message, "error_type": error.error_type, "request_id": "r-1"}
     assert answer.status_code == error.status
     assert to_json(json.loads(answer.body)) == answer.body  # the same style as other answers
@@ -33,7 +33,7 @@ def test_every_error_response_has_the_same_fields(error: BertServeError) -> None
 
 def test_a_refusal_has_a_retry_after_header() -> None:
     waits = {seconds: RefusedError("full", reason="queue_full", retry_after_s=seconds) for seconds in (0.0, 0.3, 1.2, 60.0)}
-    assert [response(error, "r").headers["retry-after"] for error in waits.values()] == ["1", "1", "2", "60"]
+    assert [error_response(error, "r").headers["retry-after"] for error in waits.values()] == ["1", "1", "2", "60"]
 
 
 @pytest.mark.parametrize("name", ["\n", "\r\nSet-Cookie: a=b", "\u202egood", "\ud800", "\x1b[2J", "good\0", "e\u0301 \u4e2d"])

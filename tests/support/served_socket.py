@@ -38,7 +38,7 @@ class SocketServer:
 
 
 def refuse(error: BertServeError, _: bool) -> Response:
-    response = error_responses.response(error, "refused")
+    response = error_responses.error_response(error, "refused")
     response.headers.update({"x-request-id": "refused", "connection": "close"})
     return response
 

@@ -99,7 +99,7 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
             "`documents` has a number of more than 64 bits, which cannot be returned; send it as a text, or remove `return_documents`."
         ) from error
 
-    def respond(prediction: Prediction) -> tuple[bytes, Headers]:
+    def to_body(prediction: Prediction) -> tuple[bytes, Headers]:
         (ranked,) = prediction.results
         results = [
             {"index": item["index"], "relevance_score": item["score"]} | ({"document": documents[item["index"]]} if documents else {})
@@ -109,7 +109,7 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
         response = {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}
         return to_json(response), JSON_HEADERS
 
-    return Call(rerank.TASK, model, body, respond)
+    return Call(rerank.TASK, model, body, to_body)
 
 
 def routes() -> list[GuardedRoute]:

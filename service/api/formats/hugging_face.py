@@ -79,7 +79,7 @@ def routes() -> list[InferenceRoute]:
     specs = TASKS.values()
     route = partial(InferenceRoute, streams=True, tags=["inference"])
     bodies, response_type = tuple(spec.body for spec in specs), reduce(operator.or_, (spec.response_type for spec in specs))
-    of_any_task = partial(route, bodies=bodies, response=response_type)
+    of_any_task = partial(route, bodies=bodies, response_type=response_type)
     readers = {spec: partial(read_for_task, spec.name, spec.body) for spec in specs}
     return [
         *(route(f"/{spec.path}", read, spec.title, (spec.body,), spec.response_type, task=spec.name) for spec, read in readers.items()),

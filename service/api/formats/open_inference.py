@@ -16,7 +16,7 @@ from bertserve.service import __version__
 from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.request import JSON_LENGTH_HEADER, RequestContext
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute
-from bertserve.service.api.service_routes import info, probe, readiness
+from bertserve.service.api.service_routes import info_route, probe_route, readiness
 from bertserve.service.app_state import AppState
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import check_names, describe_value, read_protocol, validate_as
@@ -122,7 +122,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         raise InvalidValueError("`outputs` has a duplicate name; send each once.")
     check_names(requested, outputs, f"the answer of {task} with these parameters")
 
-    def respond(prediction: Prediction) -> tuple[bytes, Headers]:
+    def to_body(prediction: Prediction) -> tuple[bytes, Headers]:
         values = _output_values(task, outputs, prediction.results, body, model.bundle.manifest)
         if JSON_OUTPUT in requested:
             values[JSON_OUTPUT] = [to_json(result).decode() for result in prediction.results]
@@ -136,21 +136,21 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
             return json, JSON_HEADERS
         return json + binary, ((b"content-type", BINARY_TYPE.encode()), (JSON_LENGTH_HEADER, b"%d" % len(json)))
 
-    return Call(task, model, body, respond, options.timeout / 1_000_000)
+    return Call(task, model, body, to_body, options.timeout / 1_000_000)
 
 
 def routes() -> list[GuardedRoute]:
     """Returns the route that runs a model, and the routes of metadata and probes."""
-    response = Annotated[dict[str, Any], Field(examples=[_RESPONSE_EXAMPLE])]
+    response_type = Annotated[dict[str, Any], Field(examples=[_RESPONSE_EXAMPLE])]
     summary, tags = "Run a model on tensors of texts", ["open inference"]
     return [
-        InferenceRoute("/v2/models/{name}/infer", read_infer, summary, (InferBody,), response, other_content=_BINARY_CONTENT),
-        probe("/v2/health/ready", readiness, "Readiness: requests are answered", tags=tags),
-        probe("/v2/health/live", lambda _: {"live": True}, "Liveness: the process runs", tags=tags),
-        probe("/v2/models/{name}/ready", readiness, "Readiness of a model", tags=tags),
-        info("/v2", lambda _: _SERVER, "Name and version of the service", tags=tags),
-        info("/v2/", lambda _: _SERVER, "", include_in_schema=False),
-        info("/v2/models/{name}", model_metadata, "Inputs and outputs of a model", tags=tags),
+        InferenceRoute("/v2/models/{name}/infer", read_infer, summary, (InferBody,), response_type, other_content=_BINARY_CONTENT),
+        probe_route("/v2/health/ready", readiness, "Readiness: requests are answered", tags=tags),
+        probe_route("/v2/health/live", lambda _: {"live": True}, "Liveness: the process runs", tags=tags),
+        probe_route("/v2/models/{name}/ready", readiness, "Readiness of a model", tags=tags),
+        info_route("/v2", lambda _: _SERVER, "Name and version of the service", tags=tags),
+        info_route("/v2/", lambda _: _SERVER, "", include_in_schema=False),
+        info_route("/v2/models/{name}", model_metadata, "Inputs and outputs of a model", tags=tags),
     ]
 
 

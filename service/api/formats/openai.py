@@ -11,7 +11,7 @@ from bertserve.service.api.call import JSON_HEADERS, Call, Headers
 from bertserve.service.api.formats.ignored_fields import is_null_or_ignored
 from bertserve.service.api.request import RequestContext
 from bertserve.service.api.routing import GuardedRoute, InferenceRoute
-from bertserve.service.api.service_routes import info
+from bertserve.service.api.service_routes import info_route
 from bertserve.service.app_state import AppState
 from bertserve.service.body.json_text import to_json
 from bertserve.service.body.reading import parse_json, validate_as
@@ -111,11 +111,11 @@ def read_embeddings(raw: bytes, request: RequestContext) -> Call:
     body = validate_as(EmbeddingsBody, parse_json(raw, EmbeddingsBody), request.state.limits, is_null_or_ignored)
     model = request.state.registry.for_task(embed.TASK, body.model)
 
-    def respond(prediction: Prediction) -> tuple[bytes, Headers]:
+    def to_body(prediction: Prediction) -> tuple[bytes, Headers]:
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(prediction.results)]
         return to_json({"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}), JSON_HEADERS
 
-    return Call(embed.TASK, model, body, respond)
+    return Call(embed.TASK, model, body, to_body)
 
 
 def list_models(state: AppState) -> dict[str, Any]:
@@ -140,6 +140,6 @@ def routes() -> list[GuardedRoute]:
     summary, types = "Embed texts as vectors, in the format of OpenAI's API", ((EmbeddingsBody,), EmbeddingsResponse)
     return [
         InferenceRoute("/v1/embeddings", read_embeddings, summary, *types, task=embed.TASK, error_format=error_object),
-        info("/v1/models", list_models, "All models, in OpenAI's format", error_format=error_object),
-        info("/v1/models/{name}", describe_model, "One model, in OpenAI's format", error_format=error_object),
+        info_route("/v1/models", list_models, "All models, in OpenAI's format", error_format=error_object),
+        info_route("/v1/models/{name}", describe_model, "One model, in OpenAI's format", error_format=error_object),
     ]
