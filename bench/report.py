@@ -191,6 +191,8 @@ def format_number(value: float | None) -> str:
 def html_page(report: BenchReport) -> str:
     """Returns a report as an HTML page, without references to other files."""
     plots = {"Latency against offered rate": _draw_latency, "Latency distribution": _draw_distribution} if report.answered_loads else {}
+    if report.command == "sweep" and plots:
+        plots["Answered against offered rate"] = _draw_answered
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=html.escape(f"{report.command} {report.started}"),
@@ -243,6 +245,14 @@ def _draw_latency(axes: "Axes", report: BenchReport) -> None:
             axes.axhline(objective.bound, color="red", linestyle="--", linewidth=1, label=f"objective: {objective}")
     # latencies are seconds in an overload, and milliseconds below it
     axes.set(xlabel="requests/s offered", ylabel="latency, ms", yscale="log", xlim=(0, None))
+
+
+def _draw_answered(axes: "Axes", report: BenchReport) -> None:
+    """Draws the answered over the offered rate of each open loop. The rest, up to the diagonal, was refused, failed or late."""
+    loads = [load for load in report.answered_loads if load.open_loop]
+    axes.plot([load.offered_rate for load in loads], [load.rps for load in loads], "o", label="open loop", markersize=5)
+    axes.axline((0, 0), slope=1, color="gray", linestyle="--", linewidth=1, label="all answered")
+    axes.set(xlabel="requests/s offered", ylabel="requests/s answered with 200", xlim=(0, None), ylim=(0, None))
 
 
 def _draw_distribution(axes: "Axes", report: BenchReport) -> None:

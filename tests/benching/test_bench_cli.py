@@ -144,13 +144,15 @@ def test_a_sweep_finds_the_highest_rate_or_exits_with_1(
 ) -> None:
     """The check for a late generator is disabled, so that a busy machine cannot fail the test."""
     monkeypatch.setattr(measurement, "MAX_LATENESS_MS", 1e9)
-    flags = ("--seconds", 0.15, "--slo", f"p99_ms={p99_ms}", "--steps", 2, "--max-rate", 40, "--json", tmp_path / "a.json")
+    flags = ("--seconds", 0.15, "--slo", f"p99_ms={p99_ms}", "--steps", 2, "--max-rate", 40)
+    files = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html")
     with http_server(ok) as server:
-        assert load(server.port, *flags, command="sweep") == code
+        assert load(server.port, *flags, *files, command="sweep") == code
     document = json.loads((tmp_path / "a.json").read_text())
 
     assert [metrics["name"] for metrics in document["loads"]] == loads
     assert (document["results"]["max_rate"], document["results"]["lowest_rate_not_held"]) == (highest, above)
+    assert "<figcaption>Answered against offered rate</figcaption>" in (tmp_path / "a.html").read_text(encoding="utf-8")
 
 
 def test_a_closed_stdout_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

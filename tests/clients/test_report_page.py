@@ -19,5 +19,5 @@ def test_a_report_needs_no_horizontal_scrolling(width: int, tmp_path: Path) -> N
     subprocess.run(command, env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)}, check=True)
     facts = in_browser("report_page.mjs", page.as_uri(), str(width))
 
-    assert (facts["width"], facts["outside"], facts["plots"]) == (width, [], 2)
+    assert (facts["width"], facts["outside"], facts["plots"]) == (width, [], 3)
     assert facts["smallest_text_px"] >= 10
