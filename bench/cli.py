@@ -91,6 +91,7 @@ def _add_load(command: argparse.ArgumentParser) -> None:
     command.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the service's API key")
     help_text = "objective such as p99_ms=50; exit code 1 if it is missed; repeat, or separate with commas (default: error_rate=0.01)"
     command.add_argument("--slo", action="append", default=[], metavar="METRIC=NUMBER", help=help_text)
+    command.add_argument("--quiet", action="store_true", help="print no progress to stderr")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON; `-` prints it instead of the summary")
     command.add_argument("--html", type=Path, metavar="FILE", help="write the report as an HTML page with plots (needs the extra `bench`)")
 

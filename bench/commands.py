@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from bertserve.bench.target import Target, fetch_info, probe_target, read_run_to
 from bertserve.service.errors import StartError
 from bertserve.service.messages import install_command, plural
 
-_log = partial(print, file=sys.stderr, flush=True)
-
 
 @dataclass(frozen=True, slots=True)
 class LoadRunner:
@@ -34,6 +31,11 @@ class LoadRunner:
     report: BenchReport
     stop: threading.Event
     flags: argparse.Namespace
+
+    def log(self, line: str) -> None:
+        """Prints a line about the progress, unless `--quiet` is set."""
+        if not self.flags.quiet:
+            print(line, file=sys.stderr)
 
     def run_closed_loop(self, name: str = "closed") -> list[LoadMetrics]:
         """Runs a closed loop on each target."""
@@ -48,11 +50,11 @@ class LoadRunner:
 
     def _run(self, name: str, connections: int, arrivals: Sequence[Sequence[float]] = ()) -> list[LoadMetrics]:
         flags = self.flags
-        _log(f"{name}, {flags.seconds:g} s")
+        self.log(f"{name}, {flags.seconds:g} s")
         durations = {"seconds": flags.seconds, "warmup_s": flags.warmup_s, "timeout_s": flags.timeout_s}
         loads = [Load(target, connections, **durations) for target in self.targets]
         before = [read_run_totals(target) for target in self.targets]
-        send_loads(loads, self.stop, arrivals)
+        send_loads(loads, self.stop, arrivals, self.log)
         models = [model["name"] for model in self.report.models]
         for load, text, earlier in zip(loads, flags.target, before, strict=True):
             # the totals of a model do not say which of its targets caused them
@@ -110,7 +112,7 @@ def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Even
         runner.run_open_loop(args.rate)
     else:
         if targets[0].model is None:
-            _log(f"warning: {targets[0].address.url} does not say what it serves, so --bundle may be another model")
+            print(f"warning: {targets[0].address.url} does not say what it serves; --bundle may be another model", file=sys.stderr)
         raw_loop = RawLoop(args.bundle, args.raw_graph, served=targets[0].model)
         threads = args.threads or (report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say it
         report.raw_loop = raw_loop.description | {"threads": threads}
@@ -135,13 +137,13 @@ def compare_with_raw_loop(runner: LoadRunner, raw_loop: RawLoop, *, threads: int
     feeds, seconds = raw_loop.encode(runner.targets[0].bodies), runner.flags.seconds
     for i in range(1, rounds + 1):
         served = sum(load.texts_per_s for load in runner.run_closed_loop(f"round {i}"))
-        _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {seconds:g} s")
+        runner.log(f"round {i}, raw loop, {plural(threads, 'thread')}, {seconds:g} s")
         raw = raw_loop.measure(feeds, threads=threads, seconds=seconds, stop=runner.stop)
         if runner.stop.is_set():
             break
         rounds_done.append((served, raw))
         runner.report.results = _medians(rounds_done)
-        _log(f"  {served:.1f} and {raw:.1f} texts/s, ratio {served / raw:.3f}")
+        runner.log(f"  {served:.1f} and {raw:.1f} texts/s, ratio {served / raw:.3f}")
 
 
 def _medians(rounds: Sequence[tuple[float, float]]) -> dict[str, float]:

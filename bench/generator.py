@@ -11,7 +11,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import uvloop
@@ -20,6 +20,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from bertserve.bench.target import Target
 
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of processor time
+COUNT_INTERVAL_S = 5.0  # between lines about the progress
 _DRAIN_S = 1.0  # time for requests in flight after Ctrl-C, and after their timeout
 
 
@@ -233,14 +234,22 @@ class Load:
         return self.records[-1]
 
 
-def send_loads(loads: Sequence[Load], stop: threading.Event, arrivals: Sequence[Sequence[float]] = ()) -> None:
+def send_loads(
+    loads: Sequence[Load],
+    stop: threading.Event,
+    arrivals: Sequence[Sequence[float]] = (),
+    log: Callable[[str], object] = lambda line: None,
+) -> None:
     """Sends loads at the same time: in closed loops, or in open loops with the arrival times of each, in seconds from its start.
 
-    If `stop` is set, the loads end early, with the records so far.
+    If `stop` is set, the loads end early, with the records so far. `log` gets their number every few seconds.
     """
 
     async def send() -> None:
-        await asyncio.gather(*(load.send(stop, times) for load, times in itertools.zip_longest(loads, arrivals)))
+        sending = asyncio.gather(*(load.send(stop, times) for load, times in itertools.zip_longest(loads, arrivals)))
+        while not (await asyncio.wait([sending], timeout=COUNT_INTERVAL_S))[0]:
+            log(f"  {sum(len(load.records) for load in loads)} requests ended")
+        sending.result()  # raises its error
 
     uvloop.run(send())
 

@@ -34,7 +34,10 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
     (tmp_path / "key").write_text("secret-1\n")
     secrets = ("--header", "x-token: secret-2", "--api-key-file", tmp_path / "key")
     with http_server(ok) as server:
-        assert load(server.port, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--slo", "error_rate=0", *secrets) == 0
+        assert (
+            load(server.port, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--slo", "error_rate=0", "--quiet", *secrets)
+            == 0
+        )
     out, err = capsys.readouterr()
     report, html = ((tmp_path / name).read_text(encoding="utf-8") for name in ("a.json", "a.html"))
     document = json.loads(report)
@@ -50,6 +53,17 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
     assert re.findall(r"<(?:script|link|img)|@import|url\((?!#)", html) == []
     assert "x-token" in report
     assert "secret" not in report + html + out
+
+
+def test_progress_with_running_counts_goes_to_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("bertserve.bench.generator.COUNT_INTERVAL_S", 0.02)
+    with http_server(ok) as server:
+        assert load(server.port) == 0
+
+    start, *counts = capsys.readouterr().err.splitlines()
+    assert start == "closed, 16 connections, 0.05 s"
+    assert [line for line in counts if not re.fullmatch(r"  \d+ requests ended", line)] == []
+    assert len(counts) >= 1
 
 
 def test_json_on_stdout_replaces_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
