@@ -14,7 +14,7 @@ from bertserve.service import __version__
 from bertserve.service.errors import SettingsError
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.messages import did_you_mean, requirement
-from bertserve.service.settings import ENV_PREFIX, Settings, flag_of
+from bertserve.service.settings import ENV_PREFIX, Settings, to_flag
 
 # variables that enableServiceLinks of a pod sets: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR ...
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
@@ -45,17 +45,17 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
     except CommandLineError as error:
         # the only errors that are left are about mappings; their text is `... for score.columns: ...`
         name = str(error).partition(": ")[0].rpartition(".")[2]
-        raise SettingsError(f"{flag_of(name)} has a value that is neither NAME=VALUE nor a JSON object.") from error
+        raise SettingsError(f"{to_flag(name)} has a value that is neither NAME=VALUE nor a JSON object.") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         message = requirement(first)
         name = next((part for part in reversed(first["loc"]) if isinstance(part, str)), "")  # other parts are places in a list
         if name not in Settings.model_fields:
-            flag = f"{flag_of(name)} is `{first['input']}`: " if first["type"] != "missing" else ""
+            flag = f"{to_flag(name)} is `{first['input']}`: " if first["type"] != "missing" else ""
             raise SettingsError(f"{flag}{message}.") from error
         variable = f"{ENV_PREFIX}{name.upper()}"
-        is_in_file = variable not in os.environ and all(word.partition("=")[0] != flag_of(name) for word in args)
-        where = f"`{name}` in the file of --config" if is_in_file else f"{flag_of(name)} (or {variable})"
+        is_in_file = variable not in os.environ and all(word.partition("=")[0] != to_flag(name) for word in args)
+        where = f"`{name}` in the file of --config" if is_in_file else f"{to_flag(name)} (or {variable})"
         raise SettingsError(f"{where} is `{first['input']}`: {message}.") from error
 
 

@@ -5,7 +5,7 @@ import ssl
 from http import HTTPStatus
 
 from bertserve.service.errors import StartError
-from bertserve.service.settings import Settings, address_of
+from bertserve.service.settings import Settings, to_address
 
 
 def check_readiness(settings: Settings) -> str:
@@ -15,7 +15,7 @@ def check_readiness(settings: Settings) -> str:
         StartError: The service does not answer, or is not ready.
     """
     # a service that listens on all addresses is reached at 0.0.0.0 or :: too
-    host, address = settings.host, address_of(settings.host, settings.port)
+    host, address = settings.host, to_address(settings.host, settings.port)
     connection: http.client.HTTPConnection
     if settings.tls_cert is None:
         connection = http.client.HTTPConnection(host, settings.port, timeout=2)

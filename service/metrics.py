@@ -75,7 +75,7 @@ class Metrics:
         self._create_request_metrics()
         self._create_process_metrics()
         self.http_requests_by_status = cache(lambda status: self.http_requests.labels(str(status)))
-        self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
+        self.requests_by_model = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
         self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))
 
@@ -162,7 +162,7 @@ class Metrics:
 
     def record_request(self, task: str, model: str, status: int, seconds: float) -> None:
         """Counts a request; the duration counts only for a known model."""
-        self.requests_of(task, model, status).inc()
+        self.requests_by_model(task, model, status).inc()
         if model != UNKNOWN:
             self.model(task, model).request_seconds.observe(seconds)
 

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from bertserve.service.auth import Authenticator
 from bertserve.service.errors import SettingsError
-from bertserve.service.settings import Settings, flag_of
+from bertserve.service.settings import Settings, to_flag
 
 # Open files: more than one process can serve as connections. Some systems allow a billion, and some libraries visit each possible number.
 MAX_FILES = 2**16
@@ -39,7 +39,7 @@ def check_requirements(settings: Settings) -> None:
 def _check_contradictions(settings: Settings) -> None:
     for less, more in (("max_chars", "max_body_bytes"), ("timeout_ms", "max_timeout_ms")):
         if (value := getattr(settings, less)) > (limit := getattr(settings, more)):
-            raise SettingsError(f"{flag_of(less)} is {value}, over {flag_of(more)}, which is {limit}; lower the first or raise the second.")
+            raise SettingsError(f"{to_flag(less)} is {value}, over {to_flag(more)}, which is {limit}; lower the first or raise the second.")
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise SettingsError("--tls-cert and --tls-key belong together; give both, or neither.")
     if settings.log_probes and not settings.access_log:

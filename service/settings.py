@@ -270,11 +270,11 @@ class Settings(ModelSettings):
     log_probes: bool = Field(False, description="Log probes and scrapes too; needs --access-log.")
 
 
-def address_of(host: str, port: int) -> str:
+def to_address(host: str, port: int) -> str:
     """Returns a host and a port as in a URL, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def flag_of(name: str) -> str:
+def to_flag(name: str) -> str:
     """Returns the flag of a setting."""
     return "--" + name.replace("_", "-")

@@ -113,12 +113,12 @@ class LineStream:
                 break
             self._number += 1
             self._bytes += end
-            self._lines.append((self._tasks.create_task(self._result_of(bytes(self._unread[:end]), self._number)), end))
+            self._lines.append((self._tasks.create_task(self._answer_line(bytes(self._unread[:end]), self._number)), end))
             del self._unread[: end + 1]
         self._progress.set()
         self._progress.clear()
 
-    async def _result_of(self, line: bytes, number: int) -> tuple[bytes, int]:
+    async def _answer_line(self, line: bytes, number: int) -> tuple[bytes, int]:
         """Returns the result of a line as JSON, or its error in the usual JSON shape, and the status; counts both."""
         start, request = time.perf_counter(), self._request
         task, model, status = self._route.task or UNKNOWN, UNKNOWN, CLIENT_GONE

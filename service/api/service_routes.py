@@ -172,7 +172,7 @@ def _summary(state: AppState, model: Model) -> dict[str, Any]:
         "name": model.name,
         "task": model.task,
         "endpoints": [f"/{TASKS[task].path}" for task in model.tasks],
-        "default_of": [f"/{TASKS[task].path}" for task in state.registry.default_of(model)],
+        "default_of": [f"/{TASKS[task].path}" for task in state.registry.list_default_tasks(model)],
         **({} if broken is None else {"broken": broken}),
         "version": model.bundle.version,
         "provider": model.graph.provider,

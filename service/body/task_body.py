@@ -24,7 +24,7 @@ _TAGS: dict[Any, str] = {str: "<text>", float: "<number>", int: "<number>", dict
 TAGS = frozenset(_TAGS.values())
 
 
-def _tag_of(value: Any) -> str | None:  # called for each item of a list, so it is only a look-up; an object can already be a model
+def _find_tag(value: Any) -> str | None:  # called for each item of a list, so it is only a look-up; an object can already be a model
     return _TAGS.get(dict if isinstance(value, BaseModel) else type(value))
 
 
@@ -32,17 +32,17 @@ def one_of(allowed: str) -> GetPydanticSchema:
     """Annotates a union of types for different JSON types: an error is only about the value's type, or says which types are `allowed`."""
 
     def schema(union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices = {_tag_of_type(member): handler.generate_schema(member) for member in get_args(union)}
-        return tagged_union_schema(choices, _tag_of, custom_error_type="input", custom_error_message=f"must be {allowed}")
+        choices = {_find_type_tag(member): handler.generate_schema(member) for member in get_args(union)}
+        return tagged_union_schema(choices, _find_tag, custom_error_type="input", custom_error_message=f"must be {allowed}")
 
     return GetPydanticSchema(schema)
 
 
-def _tag_of_type(annotation: Any) -> str:
+def _find_type_tag(annotation: Any) -> str:
     """Returns the tag of the values of a type."""
     kind = get_origin(annotation) or annotation
     if kind is Annotated:
-        return _tag_of_type(get_args(annotation)[0])
+        return _find_type_tag(get_args(annotation)[0])
     return _TAGS[str if kind is Literal else dict if issubclass(kind, BaseModel) else kind]
 
 

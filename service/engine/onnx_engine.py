@@ -57,14 +57,14 @@ class OnnxEngine:
         With `gpu.cuda_graphs`, an fp16 graph on CUDA also opens a session for each thread that calls `warm_up`.
         """
         provider = provider or graph.provider
-        opened = partial(open_session, path, graph, provider=provider, threads=threads, engine_cache=engine_cache)
-        self._session = opened(gpu=gpu._replace(cuda_graphs=False))
+        open_graph = partial(open_session, path, graph, provider=provider, threads=threads, engine_cache=engine_cache)
+        self._session = open_graph(gpu=gpu._replace(cuda_graphs=False))
         self._cuda_graphs: CudaGraphSession | None = None
         if gpu.cuda_graphs and provider == "cuda":
             # needed for graphs that are not captured too: their runs must not disturb a capture
             captures = graph.precision == "fp16" and not graph.has_attentions
             self._session = self._cuda_graphs = CudaGraphSession(
-                self._session, partial(opened, gpu=gpu) if captures else None, ("cuda", gpu.device_id)
+                self._session, partial(open_graph, gpu=gpu) if captures else None, ("cuda", gpu.device_id)
             )
         self.graph = graph
         self._pad_id = pad_id

@@ -49,7 +49,7 @@ class Registry:
             self._metrics.model_info.labels(*model.metric_labels).set(True)
 
     def add(self, model: Model) -> None:
-        """Adds a model, or replaces the one of the same name, and removes its error. The log lists the tasks whose default is another."""
+        """Adds a model, or replaces the one of the same name, and removes its error. Logs which of its tasks still use another model."""
         self.clear_error(model.name)
         old = self.models.get(model.name)
         if model is old:
@@ -94,7 +94,7 @@ class Registry:
         """Name of a model -> tasks that it answers."""
         return {model.name: model.tasks for model in self.models.values()}
 
-    def default_of(self, model: Model) -> list[str]:
+    def list_default_tasks(self, model: Model) -> list[str]:
         """Returns the tasks whose default is this model."""
         return [task for task in TASKS if self.defaults.get(task) == model.name]
 
@@ -102,7 +102,7 @@ class Registry:
         """Returns a line about each model, with the endpoints whose default it is."""
         lines = []
         for model in self.models.values():
-            endpoints = ", ".join(f"/{TASKS[task].path}" for task in self.default_of(model))
+            endpoints = ", ".join(f"/{TASKS[task].path}" for task in self.list_default_tasks(model))
             lines.append(f"{model.name}: {model.task}, {model.graph.name}" + (f", answers {endpoints}" if endpoints else ""))
         return lines
 

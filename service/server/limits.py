@@ -32,7 +32,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Wraps the transport, and starts the timer for the first head."""
         super().connection_made(transport)
         self.transport = ResponseTransport(transport)
-        self._stage, self._room = IDLE, self.settings.max_header_bytes
+        self._stage, self._bytes_left = IDLE, self.settings.max_header_bytes
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -44,19 +44,19 @@ class LimitedProtocol(HttpToolsProtocol):
         """Parses bytes; responds to an invalid or too large head with its error."""
         if self.transport.is_closing():
             return
-        self._room -= len(data)
+        self._bytes_left -= len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # the parser has not read the body: it gets the head again, without `Upgrade`
             method, version = self.parser.get_method(), self.parser.get_http_version().encode()
             headers = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
-            self.parser, self._room = httptools.HttpRequestParser(self), self.settings.max_header_bytes
+            self.parser, self._bytes_left = httptools.HttpRequestParser(self), self.settings.max_header_bytes
             self.data_received(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, headers) + data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             cause = error.__context__  # the error of a callback, which the parser wraps
             self._refuse(cause if isinstance(cause, BertServeError) else MalformedRequestError("not a valid HTTP/1.1 request."))
         else:
-            if self._room < 0:
+            if self._bytes_left < 0:
                 self._refuse(HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LONG, limit=self.settings.max_header_bytes))
             elif self._stage == HEAD and self.timeout_keep_alive_task is None:
                 self._start_timer()
@@ -83,18 +83,18 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.transport.holds_head = self.parser.get_method() != b"HEAD"  # no body follows the response to HEAD
         self.headers = []  # ignores trailers, because the application decides access by the headers
-        self._stage, self._room = BODY, self._room + size
+        self._stage, self._bytes_left = BODY, self._bytes_left + size
 
     def on_body(self, body: bytes) -> None:
         """Passes on a part of a body. Chunks can contain as many bytes of framing as of data."""
-        self._room = min(self._room + 2 * len(body), self.settings.max_header_bytes)
+        self._bytes_left = min(self._bytes_left + 2 * len(body), self.settings.max_header_bytes)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Passes on the end of a request, and expects the next head."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
-            self._stage, self._room = IDLE, self.settings.max_header_bytes
+            self._stage, self._bytes_left = IDLE, self.settings.max_header_bytes
 
     def shutdown(self) -> None:
         """Ends the connection after the current response; a client that sends a body gets status 503."""

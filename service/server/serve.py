@@ -32,7 +32,7 @@ from bertserve.service.logs import background_logging, configure_logging
 from bertserve.service.messages import plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.process import check_requirements, load_certificate, raise_file_limit, read_keys, sd_notify
-from bertserve.service.settings import Settings, address_of
+from bertserve.service.settings import Settings, to_address
 
 if TYPE_CHECKING:
     from bertserve.service.api.application import Application
@@ -67,7 +67,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
         try:
             listener.bind((settings.host, settings.port))  # before the models are loaded, so that a port in use is reported at once
         except OSError as error:
-            reason = f"cannot listen on {address_of(settings.host, settings.port)} ({error.strerror})"
+            reason = f"cannot listen on {to_address(settings.host, settings.port)} ({error.strerror})"
             raise StartError(f"{reason}; choose another --host or --port.") from error
         settings = with_sources(settings)  # once, and before workers exist
         on_ready, run = partial(_announce, settings, listener, start), partial(serve_models, listener, auth)
@@ -85,7 +85,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
 def _announce(settings: Settings, listener: socket.socket, start: float, started: tuple[list[str], int]) -> None:
     """Prints the served models and the address, and notifies systemd."""
     models, thread_count = started
-    address = f"{'http' if settings.tls_cert is None else 'https'}://{address_of(*listener.getsockname()[:2])}"
+    address = f"{'http' if settings.tls_cert is None else 'https'}://{to_address(*listener.getsockname()[:2])}"
     seconds = time.perf_counter() - start
     threads = plural(thread_count, "inference thread") + (f" in {settings.workers} workers" if settings.workers > 1 else "")
     listens = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s with {threads}; docs at {address}/docs"

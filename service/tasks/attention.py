@@ -81,9 +81,9 @@ def read_attention(input_: TextInput[Maps], model: TaskModel) -> TaskGenerator:
     tokenizer = model.tokenizer
     # an empty second text counts as missing, as in the pipelines
     texts = tokenizer.tokenize([input_.text, input_.text_pair] if input_.text_pair else [input_.text])
-    room, total = tokenizer.max_text_tokens(pair=len(texts) > 1), sum(map(len, texts))
-    if total > room:
-        raise too_long_error(total, room, "because attention needs the whole text")
+    max_tokens, total = tokenizer.max_text_tokens(pair=len(texts) > 1), sum(map(len, texts))
+    if total > max_tokens:
+        raise too_long_error(total, max_tokens, "because attention needs the whole text")
     encoding = replace(tokenizer.assemble(*(text.ids for text in texts)), maps=tuple(sorted(input_.parameters)))
     length = len(encoding)
     tokens = [tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]

@@ -88,11 +88,11 @@ def classify(input_: TextInput[ClassifyParameters], model: TaskModel) -> TaskGen
         # the best label, and all independent labels that are more likely than not
         explained = order[: max(1, sum(item["score"] >= DEFAULT_THRESHOLD for item in scored[:max_explained]))]
 
-        def scores_of(row: Outputs, *_: Any) -> Floats:
+        def read_scores(row: Outputs, *_: Any) -> Floats:
             return rule.calibrated(activate(row["logits"], activation), activation)[explained]
 
         yield from occlusion.explain(
-            scored[: len(explained)], read_texts, model.tokenizer, scores_of, parameters.offset_unit or "code_points"
+            scored[: len(explained)], read_texts, model.tokenizer, read_scores, parameters.offset_unit or "code_points"
         )
     # regression values and independent labels do not exclude each other; logits are about the labels of the model's own scores
     exclusive = activation == "softmax" or (activation == "none" and config.activation == "softmax")
@@ -110,11 +110,11 @@ def _first_step(input_: TextInput[ClassifyParameters], tokenizer: Tokenizer) -> 
     texts = [input_.text, input_.text_pair] if input_.text_pair else [input_.text]
     fields = ("text", "text_pair") if input_.text_pair else ("",)
     tokens = tokenizer.tokenize(texts)
-    room = tokenizer.max_text_tokens(pair=len(texts) > 1)
+    max_tokens = tokenizer.max_text_tokens(pair=len(texts) > 1)
     whole = [range(len(text_tokens.ids)) for text_tokens in tokens]
-    is_long = sum(map(len, whole)) > room
+    is_long = sum(map(len, whole)) > max_tokens
     # the tokens of each text, for each encoding
-    token_ranges, spans = _cut(input_, fields, tokens, room, tokenizer.spec.truncation_side) if is_long else ([whole], ())
+    token_ranges, spans = _cut(input_, fields, tokens, max_tokens, tokenizer.spec.truncation_side) if is_long else ([whole], ())
     encodings = [
         tokenizer.assemble(*[text_tokens.ids[kept.start : kept.stop] for text_tokens, kept in zip(tokens, ranges, strict=True)])
         for ranges in token_ranges
@@ -129,17 +129,17 @@ def _first_step(input_: TextInput[ClassifyParameters], tokenizer: Tokenizer) -> 
 
 
 def _cut(
-    input_: TextInput[ClassifyParameters], fields: Sequence[str], tokens: Sequence[Tokens], room: int, side: Side
+    input_: TextInput[ClassifyParameters], fields: Sequence[str], tokens: Sequence[Tokens], max_tokens: int, side: Side
 ) -> tuple[list[list[range]], tuple[ReadSpan, ...]]:
     """Returns the tokens of each text for each encoding of an input over the model's length, and the spans that the model reads."""
     parameters, lengths = input_.parameters, list(map(len, tokens))
     if parameters.window is not None:  # each window of a pair contains the whole first text and a part of the second
         remedy = "shorten the first text" if len(lengths) > 1 else ""
-        ranges = windows(lengths[-1], room - sum(lengths[:-1]), parameters.stride, side, remedy=remedy)
+        ranges = windows(lengths[-1], max_tokens - sum(lengths[:-1]), parameters.stride, side, remedy=remedy)
         return [[*map(range, lengths[:-1]), token_range] for token_range in ranges], tokens[-1].read_spans(ranges, fields[-1])
     if not parameters.truncation:
-        raise too_long_error(sum(lengths), room, "or set `truncation` to true or `window` to `mean` or `max`")
-    kept = kept_of_pair(lengths[0], sum(lengths[1:]), room, input_.truncation_side or side)[: len(lengths)]
+        raise too_long_error(sum(lengths), max_tokens, "or set `truncation` to true or `window` to `mean` or `max`")
+    kept = kept_of_pair(lengths[0], sum(lengths[1:]), max_tokens, input_.truncation_side or side)[: len(lengths)]
     spans = [text_tokens.read_spans([part], field)[0] for field, text_tokens, part in zip(fields, tokens, kept, strict=True)]
     return [list(kept)], tuple(spans)
 

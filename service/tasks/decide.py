@@ -1,4 +1,4 @@
-"""Calibrated scores, and a decision about each input: its label, its labels, or none. By default it changes nothing."""
+"""Decisions: the label of each input, its labels, or none, by thresholds of calibrated scores. By default, tasks return only scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,8 +109,8 @@ class DecisionRule:
     def answer_or_labels(self, scored: Sequence[Mapping[str, Any]], answer: Any, *, exclusive: bool) -> TaskGenerator:
         """Returns the answer of a task that scores labels, or the decision by all labels with their scores, the best first.
 
-        If the labels exclude each other, the decision is a label, or a label set. A label with its own threshold is chosen from this score
-        on, even if another label has a better one. Otherwise any number of labels is correct.
+        If the labels exclude each other, the decision is a label, or a label set. A label with its own threshold is chosen
+        if its score reaches it, even if another label has a better score. Otherwise any number of labels is chosen.
         """
         if self.calibration is None and not self.decision_requested:
             return answer

@@ -198,11 +198,11 @@ def encode(input_: EmbedInput, text: str, tokenizer: Tokenizer) -> tuple[Encodin
         InvalidValueError: The text is too long and `truncate` is false.
     """
     (tokens,) = tokenizer.tokenize([input_.prompt + text])
-    room = tokenizer.max_text_tokens(pair=False)
-    if len(tokens) > room and input_.parameters.truncate is False:
-        raise too_long_error(len(tokens), room, "or set `truncate` to true")
-    token_range = kept_tokens(len(tokens), room, input_.parameters.truncation_direction or tokenizer.spec.truncation_side)
-    return tokenizer.assemble(tokens.ids[token_range.start : token_range.stop]), len(tokens) > room
+    max_tokens = tokenizer.max_text_tokens(pair=False)
+    if len(tokens) > max_tokens and input_.parameters.truncate is False:
+        raise too_long_error(len(tokens), max_tokens, "or set `truncate` to true")
+    token_range = kept_tokens(len(tokens), max_tokens, input_.parameters.truncation_direction or tokenizer.spec.truncation_side)
+    return tokenizer.assemble(tokens.ids[token_range.start : token_range.stop]), len(tokens) > max_tokens
 
 
 def pool(input_: EmbedInput, row: Outputs, config: ModelConfig) -> Outputs:

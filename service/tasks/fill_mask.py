@@ -113,11 +113,11 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
 
 def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list[Encoding]:
     """Returns one encoding with all masks, or one around each mask if the text exceeds the model's length."""
-    room = tokenizer.max_text_tokens(pair=False)
-    if len(ids) <= room:
+    max_tokens = tokenizer.max_text_tokens(pair=False)
+    if len(ids) <= max_tokens:
         return [tokenizer.assemble(ids, masks=masks)]
-    starts = [min(max(i - room // 2, 0), len(ids) - room) for i in masks]
-    return [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
+    starts = [min(max(i - max_tokens // 2, 0), len(ids) - max_tokens) for i in masks]
+    return [tokenizer.assemble(ids[start : start + max_tokens], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
 
 
 def _candidates(
@@ -162,7 +162,7 @@ def target_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np
     ]
     warnings = []
     if first_tokens:
-        some = _start_of(tokenizer.decode_all(first_tokens, skip_special=False))
+        some = _shorten(tokenizer.decode_all(first_tokens, skip_special=False))
         warnings.append(f"targets; {len(first_tokens)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}")
     if without_tokens := sum(not tokens for tokens in target_tokens):
         warnings.append(f"targets; {without_tokens} of {len(targets)} have no tokens, so they are left out")
@@ -177,11 +177,11 @@ def target_slots(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slo
             target_by_tokens.setdefault(tokens, target)
     unknown = [target for target, tokens in zip(targets, target_tokens, strict=True) if not tokens or tokenizer.unknown_id in tokens]
     return build_slots(target_by_tokens), (
-        f"targets; {len(unknown)} of {len(targets)} have no tokens, or tokens that are not in the vocabulary: {_start_of(unknown)}",
+        f"targets; {len(unknown)} of {len(targets)} have no tokens, or tokens that are not in the vocabulary: {_shorten(unknown)}",
     ) if unknown else ()
 
 
-def _start_of(words: Sequence[str]) -> str:
+def _shorten(words: Sequence[str]) -> str:
     """Returns some of the words for a warning, which is a header."""
     return ", ".join(word[:32] for word in words[:5])
 

@@ -1,11 +1,11 @@
 """Joint masks: fills the masks of a text together, by a beam search that runs the text with partial fillings.
 
-Masks are filled from left to right. The score of a filling is the product over its tokens of p(token | the text with the earlier masks
-filled, and this mask and the later ones masked). With this fixed order, the scores of all fillings of a text add up to 1: they are
-probabilities of one distribution, so they can be compared. An order by confidence would give each filling its own distribution.
+Masks are filled from left to right. The probability of a token is predicted with the earlier masks filled, and with its own mask and the
+later ones in place. The score of a filling is the product of these probabilities. As all fillings have the same order, their scores add up
+to 1, and can be compared. An order by confidence would give each filling its own distribution.
 
-A target of several tokens needs as many masks. Targets with another number of tokens need another text, which is searched
-separately. Scores are not divided by the number of tokens.
+A target of several tokens needs as many masks. Targets with different numbers of tokens need different texts, each with its own search.
+Scores are not divided by the number of tokens.
 """
 
 import math
@@ -110,11 +110,11 @@ def fill_jointly(
     patterns = [_pattern(ids, masks, chosen, tokenizer) for chosen in product(slots, repeat=len(masks))]
     longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     count = min(top_k, sum(slot.count for slot in slots) ** len(masks))
-    room = tokenizer.max_text_tokens(pair=False)
-    specials = tokenizer.spec.max_length - room
-    tokens = sum(_max_runs(pattern.slots, beam) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
+    max_tokens = tokenizer.max_text_tokens(pair=False)
+    specials = tokenizer.spec.max_length - max_tokens
+    tokens = sum(_max_runs(pattern.slots, beam) * (min(len(pattern.ids), max_tokens) + specials + 1) for pattern in patterns)
     cost = candidates_cost(input_.text, longest, count, masks=mask_count) + Cost(reserved_tokens=tokens)
-    yield Step([], cost, truncated=longest > room, warnings=warnings)  # the search starts after the check of its total cost
+    yield Step([], cost, truncated=longest > max_tokens, warnings=warnings)  # the search starts after the check of its total cost
     return (yield from _search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
@@ -150,16 +150,16 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], toke
         expanded += [ids[mask]] * slot.size
         before = mask + 1
     expanded += ids[before:]
-    room, span = tokenizer.max_text_tokens(pair=False), positions[-1] - positions[0] + 1
-    if span > room:
+    max_tokens, span = tokenizer.max_text_tokens(pair=False), positions[-1] - positions[0] + 1
+    if span > max_tokens:
         raise InvalidValueError(
-            "the masks of the text span {span} tokens and the model takes {room}; shorten the text, or remove "
+            "the masks of the text span {span} tokens and the model takes {max_tokens}; shorten the text, or remove "
             "`joint` to fill each mask separately.",
             span=span,
-            room=room,
+            max_tokens=max_tokens,
         )
     middle = (positions[0] + positions[-1]) // 2
-    start = min(max(middle - room // 2, positions[-1] - room + 1, 0), max(len(expanded) - room, 0))
+    start = min(max(middle - max_tokens // 2, positions[-1] - max_tokens + 1, 0), max(len(expanded) - max_tokens, 0))
     return Pattern(expanded, positions, slots, start)
 
 
@@ -178,7 +178,7 @@ def _search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: To
 
     `beam` is the number of fillings that each pattern keeps.
     """
-    room = tokenizer.max_text_tokens(pair=False)
+    max_tokens = tokenizer.max_text_tokens(pair=False)
     fillings: list[list[Filling]] = [[(0.0, ())] for _ in patterns]
     for done in range(max(len(pattern.masks) for pattern in patterns)):
         open_patterns = [(index, pattern) for index, pattern in enumerate(patterns) if done < len(pattern.masks)]
@@ -187,7 +187,7 @@ def _search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: To
         choices: list[tuple[int, NDArray[np.int64] | None]] = []
         for index, pattern in open_patterns:
             for _, tokens in fillings[index]:
-                ids = pattern.filled(tokens, pattern.start, pattern.start + room)
+                ids = pattern.filled(tokens, pattern.start, pattern.start + max_tokens)
                 encodings.append(tokenizer.assemble(ids, masks=[pattern.masks[done] - pattern.start]))
                 choices.append((counts[index], pattern.allowed(tokens)))
         rows = iter((yield Step(encodings, keep=partial(_best, choices))))

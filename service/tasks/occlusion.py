@@ -72,12 +72,12 @@ def explain(
     entries: Sequence[Any],
     texts: Sequence[OccludedText],
     tokenizer: Tokenizer,
-    scores_of: Callable[[Outputs, Encoding, OccludedText, Word], Floats],
+    read_scores: Callable[[Outputs, Encoding, OccludedText, Word], Floats],
     unit: Unit,
 ) -> TaskGenerator:
     """Adds `explanation` to entries of an answer: the importance of each word for their `score`, in the order of the texts.
 
-    It runs the input without each word. `scores_of` returns the scores of the entries, float32 [entries], from the outputs of such a run,
+    It runs the input without each word. `read_scores` returns the scores of the entries, float32 [entries], from the outputs of such a run,
     its encoding, and the word that is left out of a text.
     """
     removed, encodings = [], []
@@ -88,7 +88,7 @@ def explain(
             if any(ids) or tokenizer.max_text_tokens(pair=len(texts) > 1) < tokenizer.spec.max_length:
                 removed.append((text, word))
                 encodings.append(tokenizer.assemble(*ids))
-    rows = yield Step(encodings, keep=lambda index, row: {"scores": scores_of(row, encodings[index], *removed[index])})
+    rows = yield Step(encodings, keep=lambda index, row: {"scores": read_scores(row, encodings[index], *removed[index])})
     for index, entry in enumerate(entries):
         words = [
             {"word": text.tokens.text[word.start : word.end], "start": word.start, "end": word.end}

@@ -29,19 +29,19 @@ def longest_first(tokenizer: Tokenizer, side: Side | None = None, *, must_fit: b
 
     If `must_fit` is true, it raises InvalidValueError for a pair that is too long: `field` names the other texts, and `option` truncates.
     """
-    room = tokenizer.max_text_tokens(pair=True)
+    max_tokens = tokenizer.max_text_tokens(pair=True)
 
     def cut(index: int, a: int, b: int) -> tuple[range, range]:
-        if a + b > room and must_fit:
+        if a + b > max_tokens and must_fit:
             raise InvalidValueError(
-                "`{field}[{index}]` has {total} tokens together with the other text of its pair, and the model takes {room}; shorten them, "
-                "or set `{option}` to true.",
+                "`{field}[{index}]` has {total} tokens together with the other text of its pair, and the model takes {max_tokens}; "
+                "shorten them, or set `{option}` to true.",
                 field=field,
                 index=index,
                 total=a + b,
-                room=room,
+                max_tokens=max_tokens,
                 option=option,
             )
-        return kept_of_pair(a, b, room, side or tokenizer.spec.truncation_side)
+        return kept_of_pair(a, b, max_tokens, side or tokenizer.spec.truncation_side)
 
     return cut

@@ -91,19 +91,19 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
     parameters = input_.parameters
     is_summed = parameters.duplicates == "sum"
     rule = decision_rule(parameters, model, can_calibrate=not is_summed, probabilities=not is_summed)
-    read = cut_passage(input_, model.tokenizer)
-    spans = read.passage.read_spans(read.token_ranges, "context") if len(read.token_ranges) > 1 else ()
-    rows = yield Step(read.encodings, _cost(read, parameters), copy_outputs, read_spans=spans)
+    passage_windows = cut_passage(input_, model.tokenizer)
+    spans = passage_windows.passage.read_spans(passage_windows.token_ranges, "context") if len(passage_windows.token_ranges) > 1 else ()
+    rows = yield Step(passage_windows.encodings, _cost(passage_windows, parameters), copy_outputs, read_spans=spans)
     collector: SummedAnswers | BestAnswers = (SummedAnswers if is_summed else BestAnswers)(
-        read.passage, top_k=parameters.top_k, align_to_words=parameters.align_to_words
+        passage_windows.passage, top_k=parameters.top_k, align_to_words=parameters.align_to_words
     )
-    scored_windows = list(zip(read.encodings, read.token_ranges, rows, strict=True))
+    scored_windows = list(zip(passage_windows.encodings, passage_windows.token_ranges, rows, strict=True))
     if is_summed and model.tokenizer.spec.truncation_side == "left":
         # transformers 5.2.0 keeps the first of equal answers, and starts with the last window
         scored_windows.reverse()
     no_answer_scores = []
     for encoding, window, row in scored_windows:
-        score, start, end = read.probabilities(encoding, len(window), row)
+        score, start, end = passage_windows.probabilities(encoding, len(window), row)
         no_answer_scores.append(score)
         # each window's work is added by itself, so that an input over the limit stops early
         yield Step([], Cost(decode_us=collector.add(start, end, window, parameters.max_answer_len)))
@@ -119,13 +119,13 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
     best = answers[0]
     if parameters.explain:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
-        window = read.token_ranges[int(np.argmin(no_answer_scores))]
+        window = passage_windows.token_ranges[int(np.argmin(no_answer_scores))]
         span, window = (None, window) if best is no_answer else collector.span_and_window(best)
-        yield from _explain(read, best, window, span, rule, parameters.offset_unit)
+        yield from _explain(passage_windows, best, window, span, rule, parameters.offset_unit)
     # their length is only known now
     decision_bytes = rule.decision_bytes + text_bytes(best["answer"]) if rule.decision_requested else 0
     yield Step([], Cost(decision_bytes + sum(ENTRY_BYTES + text_bytes(answer["answer"]) for answer in answers)))
-    convert_offsets(answers, read.passage.text, parameters.offset_unit)
+    convert_offsets(answers, passage_windows.passage.text, parameters.offset_unit)
     label = "no answer" if best is no_answer else "answer"
     decision = best["answer"] if best["score"] >= rule.least_score(label) else None
     result = answers if rule.decision_requested or parameters.top_k > 1 else best
@@ -160,48 +160,50 @@ def cut_passage(input_: TextInput[QuestionAnsweringParameters], tokenizer: Token
             max_seq_len=CallerValue(length),
             max_length=tokenizer.spec.max_length,
         )
-    room = length - (tokenizer.spec.max_length - tokenizer.max_text_tokens(pair=True)) - len(question)
+    max_tokens = length - (tokenizer.spec.max_length - tokenizer.max_text_tokens(pair=True)) - len(question)
     stride = parameters.doc_stride
-    if stride is None and default_stride(length) < room:
+    if stride is None and default_stride(length) < max_tokens:
         stride = default_stride(length)  # as in transformers, which sets no default for a longer question
     remedy = "make `max_seq_len` greater or the question shorter"
-    token_ranges = windows(len(passage), room, stride, tokenizer.spec.truncation_side, field="doc_stride", remedy=remedy)
+    token_ranges = windows(len(passage), max_tokens, stride, tokenizer.spec.truncation_side, field="doc_stride", remedy=remedy)
     encodings = [tokenizer.assemble(question.ids, passage.ids[window.start : window.stop]) for window in token_ranges]
     return PassageWindows(question, passage, token_ranges, encodings, tokenizer)
 
 
-def _cost(read: PassageWindows, parameters: QuestionAnsweringParameters) -> Cost:
+def _cost(passage_windows: PassageWindows, parameters: QuestionAnsweringParameters) -> Cost:
     """Returns the cost of a passage before its answers are known: its spans and its explanation."""
-    spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in read.token_ranges)
-    cost = Cost(decode_us=spans // SPANS_PER_US + WINDOW_US * len(read.token_ranges))
+    spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in passage_windows.token_ranges)
+    cost = Cost(decode_us=spans // SPANS_PER_US + WINDOW_US * len(passage_windows.token_ranges))
     if not parameters.explain:
         return cost
-    words = len(find_words(read.question)) + most_within(find_words(read.passage), read.token_ranges)
+    words = len(find_words(passage_windows.question)) + most_within(find_words(passage_windows.passage), passage_windows.token_ranges)
     subject, remedy = "the question with a window of the passage", "make `max_seq_len` smaller"
-    texts = [read.question.text, read.passage.text]
-    return cost + occlusion.cost(words, max(map(len, read.encodings)), texts, subject=subject, remedy=remedy)
+    texts = [passage_windows.question.text, passage_windows.passage.text]
+    return cost + occlusion.cost(words, max(map(len, passage_windows.encodings)), texts, subject=subject, remedy=remedy)
 
 
 def _explain(
-    read: PassageWindows, best: dict[str, Any], window: range, span: range | None, rule: DecisionRule, unit: Unit
+    passage_windows: PassageWindows, best: dict[str, Any], window: range, span: range | None, rule: DecisionRule, unit: Unit
 ) -> TaskGenerator:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
     `best` gets the explanation; `window` are the tokens of its window, and `span` its own tokens, None for "no answer".
     """
-    words = [word for word in find_words(read.passage, window) if span is None or not _overlaps(word, best, span)]
-    question = OccludedText("question", read.question, range(len(read.question)), find_words(read.question))
+    words = [word for word in find_words(passage_windows.passage, window) if span is None or not _overlaps(word, best, span)]
+    question = OccludedText(
+        "question", passage_windows.question, range(len(passage_windows.question)), find_words(passage_windows.question)
+    )
 
-    def scores_of(row: Outputs, encoding: Encoding, text: OccludedText, word: Word) -> Floats:
+    def read_scores(row: Outputs, encoding: Encoding, text: OccludedText, word: Word) -> Floats:
         removed = 0 if text is question else len(word.tokens)
-        score, start, end = read.probabilities(encoding, len(window) - removed, row)
+        score, start, end = passage_windows.probabilities(encoding, len(window) - removed, row)
         if span is not None:
             first = span.start - window.start - (removed if word.tokens.start < span.start else 0)
             score = start[first] * end[first + len(span) - 1]
         return _calibrated(score, rule, is_answer=span is not None)
 
-    texts = [question, OccludedText("context", read.passage, window, words)]
-    yield from occlusion.explain([best], texts, read.tokenizer, scores_of, unit)
+    texts = [question, OccludedText("context", passage_windows.passage, window, words)]
+    yield from occlusion.explain([best], texts, passage_windows.tokenizer, read_scores, unit)
 
 
 def _overlaps(word: Word, answer: dict[str, Any], span: range) -> bool:

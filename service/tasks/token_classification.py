@@ -72,8 +72,8 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
     names = (labels if strategy == "none" else entity_groups(model.config)) if input_.parameters.decide else ()
     rule = decision_rule(input_.parameters, model, [name for name in names if name not in ignored])
     (tokens,) = tokenizer.tokenize([input_.text])
-    room = tokenizer.max_text_tokens(pair=False)
-    token_ranges = windows(len(tokens), room, input_.parameters.stride, tokenizer.spec.truncation_side) if len(tokens) else []
+    max_tokens = tokenizer.max_text_tokens(pair=False)
+    token_ranges = windows(len(tokens), max_tokens, input_.parameters.stride, tokenizer.spec.truncation_side) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[window.start : window.stop]) for window in token_ranges]
     rows = yield Step(
         encodings,

@@ -91,18 +91,18 @@ def classify_zero_shot(input_: TextInput[ZeroShotParameters], model: TaskModel) 
     """
     config, parameters, labels = model.config, input_.parameters, input_.parameters.candidate_labels
     rule = decision_rule(parameters, model, labels, can_calibrate=False)
-    tokenizer, room = model.tokenizer, model.tokenizer.max_text_tokens(pair=True)
+    tokenizer, max_tokens = model.tokenizer, model.tokenizer.max_text_tokens(pair=True)
 
     def cut_text(index: int, text: int, hypothesis: int) -> tuple[range, range]:
-        if room - hypothesis < min(text, 1):
+        if max_tokens - hypothesis < min(text, 1):
             raise InvalidParameterError(
-                "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {room} are allowed; "
+                "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {max_tokens} are allowed; "
                 "shorten the label or `hypothesis_template`.",
                 label=CallerValue(labels[index]),
                 hypothesis_count=hypothesis,
-                room=room - 1,
+                max_tokens=max_tokens - 1,
             )
-        return kept_tokens(text, room - hypothesis, tokenizer.spec.truncation_side), range(hypothesis)
+        return kept_tokens(text, max_tokens - hypothesis, tokenizer.spec.truncation_side), range(hypothesis)
 
     hypotheses = [parameters.hypothesis_template.replace(PLACEHOLDER, label) for label in labels]
     encodings, truncated = encode_pairs(tokenizer, input_.text, hypotheses, cut_text)

@@ -131,7 +131,7 @@ def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path, parameter
     assert post(calibrated, {"inputs": "good", "parameters": parameters}, path="/models/classifier").status_code == 422
 
 
-def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) -> None:
+def test_the_best_label_is_the_decision_if_its_score_reaches_its_threshold(calibrated: Path) -> None:
     """The threshold of the bundle applies. A threshold in the request replaces them, and a minimum is added."""
     plain = result(calibrated, "/models/classifier", inputs=TEXTS)
     decisions = result(calibrated, "/models/classifier", inputs=TEXTS, parameters={"decide": True})
@@ -176,7 +176,7 @@ def test_a_minimum_keeps_the_thresholds_of_the_bundle(calibrated: Path) -> None:
     assert item["decision"] is None
 
 
-def test_a_label_with_a_threshold_is_chosen_from_it_on(raw: Path) -> None:
+def test_a_label_with_a_threshold_is_chosen_if_its_score_reaches_it(raw: Path) -> None:
     """Even if another label has a better score; if no such label reaches its own, the best label without one is chosen."""
     [answer] = result(raw, "/models/classifier", inputs=TEXTS[:1])
     best, second, _ = answer

@@ -79,11 +79,11 @@ def routes() -> list[InferenceRoute]:
     specs = TASKS.values()
     route = partial(InferenceRoute, streams=True, tags=["inference"])
     bodies, response_type = tuple(spec.body for spec in specs), reduce(operator.or_, (spec.response_type for spec in specs))
-    of_any_task = partial(route, bodies=bodies, response_type=response_type)
+    any_task_route = partial(route, bodies=bodies, response_type=response_type)
     readers = {spec: partial(read_for_task, spec.name, spec.body) for spec in specs}
     return [
         *(route(f"/{spec.path}", read, spec.title, (spec.body,), spec.response_type, task=spec.name) for spec, read in readers.items()),
-        of_any_task("/models/{name}", read_for_model, "Run a model by its name, for its own task or one that the body fits"),
-        of_any_task("/", read_at_base, "Run the only loaded model"),
-        of_any_task("/invocations", read_at_base, "The same as the base URL, for SageMaker"),
+        any_task_route("/models/{name}", read_for_model, "Run a model by its name, for its own task or one that the body fits"),
+        any_task_route("/", read_at_base, "Run the only loaded model"),
+        any_task_route("/invocations", read_at_base, "The same as the base URL, for SageMaker"),
     ]

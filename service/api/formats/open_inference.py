@@ -128,8 +128,8 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
             values[JSON_OUTPUT] = [to_json(result).decode() for result in prediction.results]
         head = {"model_name": model.name, "model_version": model.bundle.version} | ({} if infer.id is None else {"id": infer.id})
         tensors = []
-        for name, form in requested.items():
-            is_binary = options.binary_data_output if form is None or form.binary_data is None else form.binary_data
+        for name, own_options in requested.items():
+            is_binary = options.binary_data_output if own_options is None or own_options.binary_data is None else own_options.binary_data
             tensors.append(_tensor(name, values[name], is_binary))
         json = to_json({**head, "outputs": [tensor for tensor, _ in tensors]})
         if not (binary := b"".join(data for _, data in tensors)):
@@ -236,7 +236,7 @@ def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str
         check_names([tensor.name], [*expected], f"a model for {task}")
         if tensor.name in texts:
             raise InvalidValueError("`inputs` has `{name}` twice; send it once.", name=tensor.name)
-        texts[tensor.name], binary_data = _texts_of(tensor, binary_data)
+        texts[tensor.name], binary_data = _read_tensor(tensor, binary_data)
         if len(texts[tensor.name]) != tensor.shape[0] or tensor.shape[1:] not in ([], [1]):
             raise InvalidValueError(
                 "`{name}` has {count} texts and the shape {shape}; the shape must be [{count}] or [{count}, 1].",
@@ -257,7 +257,7 @@ def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str
     return texts
 
 
-def _texts_of(tensor: InferInput, binary_data: memoryview) -> tuple[list[str], memoryview]:
+def _read_tensor(tensor: InferInput, binary_data: memoryview) -> tuple[list[str], memoryview]:
     """Returns the texts of a tensor, from `data` or from the start of the binary data, and the rest of the binary data.
 
     A binary text in UTF-8 follows its length.
