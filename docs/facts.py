@@ -71,12 +71,12 @@ def service_commands() -> list[str]:
 
 def parsers() -> dict[str, FlagParser]:
     """Returns the parsers of `bert-export` and `bert-bench`, by command."""
-    of_bench = bench_cli.build_parser().commands.choices.items()
+    bench_commands = bench_cli.build_parser().commands.choices.items()
     return {
         "bert-export": cli.build_parser(),
         "bert-export verify": verify_cli.build_parser(),
         "bert-export calibrate": calibrate_cli.build_parser(),
-        **{f"bert-bench {name}": parser for name, parser in of_bench},
+        **{f"bert-bench {name}": parser for name, parser in bench_commands},
     }
 
 
@@ -118,7 +118,7 @@ def limits() -> Mapping[str, int]:
     }
 
 
-def labels_of(collector: Counter | Gauge | Histogram) -> tuple[str, ...]:
+def read_labels(collector: Counter | Gauge | Histogram) -> tuple[str, ...]:
     """Returns the names of a new collector's labels. Only its samples have them, and a collector with labels gets one by their values."""
     for count in range(1, 5):
         with suppress(ValueError):  # another number of labels
@@ -129,9 +129,9 @@ def labels_of(collector: Counter | Gauge | Histogram) -> tuple[str, ...]:
 def metrics() -> list[Metric]:
     """Returns all metrics: those of processes, which are read at each scrape, and then the others in the order of their creation."""
     all_metrics = Metrics()
-    of_processes = [(family, tuple(family.samples[0].labels)) for family in all_metrics.processes.collect()]
+    process_metrics = [(family, tuple(family.samples[0].labels)) for family in all_metrics.processes.collect()]
     collectors = (value for value in vars(all_metrics).values() if isinstance(value, Counter | Gauge | Histogram))
-    others = [(family, labels_of(collector)) for collector in collectors for family in collector.describe()]
+    others = [(family, read_labels(collector)) for collector in collectors for family in collector.describe()]
     return [
         Metric(
             family.name.removeprefix("bertserve_") + ("_total" if family.type == "counter" else ""),
@@ -139,7 +139,7 @@ def metrics() -> list[Metric]:
             labels,
             family.documentation,
         )
-        for family, labels in (*of_processes, *others)
+        for family, labels in (*process_metrics, *others)
     ]
 
 

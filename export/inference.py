@@ -68,11 +68,11 @@ def _assemble_single(tokenizer: Tokenizer, text: Sequence[int], max_tokens: int,
 
 def _assemble_pair(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int], max_tokens: int, *, long_second: bool) -> Encoding:
     """Returns a pair, cut to `max_tokens`; with `long_second`, the first text is short, as a question before its passage."""
-    room = min(tokenizer.max_text_tokens(pair=True), max_tokens)
-    a, b = map(len, kept_of_pair(len(first), len(second), room, "right"))
+    max_tokens = min(tokenizer.max_text_tokens(pair=True), max_tokens)
+    a, b = map(len, kept_of_pair(len(first), len(second), max_tokens, "right"))
     if long_second:
-        a = min(len(first), min(room, 2 * MAX_LINE_TOKENS) // 4)
-        b = room - a
+        a = min(len(first), min(max_tokens, 2 * MAX_LINE_TOKENS) // 4)
+        b = max_tokens - a
     return tokenizer.assemble(first[:a], second[:b])
 
 

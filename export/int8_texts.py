@@ -92,7 +92,7 @@ def shuffled(items: Sequence[T]) -> list[T]:
     return [items[start + i] for start in range(0, len(items), 12) for i in rng.permutation(min(12, len(items) - start))]
 
 
-def hashes_of(split: TextDigests) -> list[bytes]:
+def decode_hashes(split: TextDigests) -> list[bytes]:
     """Returns the hashes in a manifest's entry, `HASH_BYTES` each, in the order of the texts."""
     digests = base64.b64decode(split.hashes)
     return [digests[start : start + HASH_BYTES] for start in range(0, len(digests), HASH_BYTES)]
@@ -138,10 +138,10 @@ class SplitTexts:
     def with_passages(self, tokenizer: Tokenizer) -> "SplitTexts":
         """Returns the same texts with passages of the lengths in `PASSAGE_COUNTS`, as far as the lines and the model's length allow."""
         tokens = [len(entry.ids) for entry in tokenizer.tokenize(self.lines)]
-        room = tokenizer.max_text_tokens(pair=False)
+        max_tokens = tokenizer.max_text_tokens(pair=False)
         lengths: dict[int, int] = {}  # for a model with few positions, several lengths are equal
         for length, count in PASSAGE_COUNTS.items():
-            lengths[min(length, room)] = max(lengths.get(min(length, room), 0), count)
+            lengths[min(length, max_tokens)] = max(lengths.get(min(length, max_tokens), 0), count)
         passages = [passage for length, count in lengths.items() for passage in sample(self._joined(tokens, length), count)]
         return replace(self, passages=tuple(dict.fromkeys(passages)))
 
@@ -163,7 +163,7 @@ class SplitTexts:
 Int8Texts = Mapping[Int8Split, SplitTexts]
 
 
-def digests_of(texts: Int8Texts) -> dict[Int8Split, TextDigests]:
+def digest_texts(texts: Int8Texts) -> dict[Int8Split, TextDigests]:
     """Returns the manifest's entries for the texts of each split."""
     return {name: split.digests() for name, split in texts.items()}
 
@@ -211,16 +211,16 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
             export are not built in.
     """
     path = validation or BUILT_IN_TEXTS
-    splits = manifest.int8_texts or digests_of(read_int8_texts(BUILT_IN_TEXTS))
+    splits = manifest.int8_texts or digest_texts(read_int8_texts(BUILT_IN_TEXTS))
     texts = {hash_text(text): text for text in read_texts(path, "validation")}
-    validation_hashes = hashes_of(splits["validation"])
+    validation_hashes = decode_hashes(splits["validation"])
     if texts.keys() >= set(validation_hashes):
         return SplitTexts.of([texts[digest] for digest in validation_hashes])
     if validation is None:
         raise UsageError(
             f"int8 of `{manifest.name}` was validated on {len(validation_hashes)} texts of a file; give it with --int8-validation."
         )
-    if shared_hashes := texts.keys() & {*hashes_of(splits["calibration"]), *hashes_of(splits["gate"])}:
+    if shared_hashes := texts.keys() & {*decode_hashes(splits["calibration"]), *decode_hashes(splits["gate"])}:
         raise UsageError(
             f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`; give others with "
             f"--int8-validation, or the file of the {len(validation_hashes)} texts on which it was validated at the export."

@@ -23,7 +23,7 @@ from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
 from bertserve.export.errors import ExportError, first_line, warn
 from bertserve.export.gpu.build import build_for_cuda, build_for_tensorrt
 from bertserve.export.graph import onnx_files
-from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, digests_of, read_int8_texts
+from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, digest_texts, read_int8_texts
 from bertserve.export.model_card import bundle_texts, quote
 from bertserve.export.progress import stage
 from bertserve.export.tasks import EXPORT_TASKS
@@ -153,7 +153,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
         metrics=tuple(options.metrics),
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
-        int8_texts=digests_of(texts) if any(graph.precision == "int8" for graph in graphs) else None,
+        int8_texts=digest_texts(texts) if any(graph.precision == "int8" for graph in graphs) else None,
         source=checkpoint.origin.model_copy(update={"versions": _versions()}),
     )
 

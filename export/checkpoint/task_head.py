@@ -130,7 +130,7 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     # every model with a head contains an encoder
     if trained_for and task_name not in trained_for and not EXPORT_TASKS[task_name].embeds:
         raise ExportError(f"it is a {architectures[0]}, made for {' and '.join(trained_for)}; --task {task_name} does not match it.")
-    auto_class = trained_for.get(task_name, auto_class_of(EXPORT_TASKS[task_name]))
+    auto_class = trained_for.get(task_name, find_auto_class(EXPORT_TASKS[task_name]))
     has_decoder = getattr(config, "is_encoder_decoder", False) or any(name.endswith("EncoderModel") for name in architectures)
     if EXPORT_TASKS[task_name].embeds and has_decoder and config.model_type in classes_by_model_type(transformers.AutoModelForTextEncoding):
         auto_class = transformers.AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
@@ -145,7 +145,7 @@ def classes_by_model_type(auto_class: Any) -> Mapping[str, Any]:
     return tables[f"{auto_class.__name__.removeprefix('Auto')}MappingNames".upper()]
 
 
-def auto_class_of(task: ExportTask) -> Any:
+def find_auto_class(task: ExportTask) -> Any:
     """Returns the auto class that loads models with a task's head."""
     return getattr(transformers, f"AutoModel{task.head.removeprefix('Model')}")
 
@@ -160,9 +160,9 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
             # language models ("LMHeadModel") are not plain encoders; XLNet's heads, for example, have other suffixes
             is_named = name.endswith(task.head) and "HeadModel" not in name
             # BART, a text generator, was not made to fill masks, though it can
-            is_mapped = name in classes_by_model_type(auto_class_of(task)).values() and "ForConditionalGeneration" not in name
+            is_mapped = name in classes_by_model_type(find_auto_class(task)).values() and "ForConditionalGeneration" not in name
             if is_named or is_mapped:
-                return {task.name: auto_class_of(task)}
+                return {task.name: find_auto_class(task)}
     return {}
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModel, AutoModelForNextSentencePrediction, AutoModelForPreTraining, PreTrainedModel
 
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
-from bertserve.export.checkpoint.task_head import auto_class_of, classes_by_model_type
+from bertserve.export.checkpoint.task_head import classes_by_model_type, find_auto_class
 from bertserve.export.checkpoint.weight_files import read_pickle
 from bertserve.export.errors import ExportError
 from bertserve.export.tasks import EXPORT_TASKS
@@ -106,7 +106,7 @@ def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
     """Returns the names of the weights of all transformers models for a configuration, with and without the encoder's prefix."""
     names: set[str] = set()
     config: Any = model.config
-    for auto_class in (*map(auto_class_of, EXPORT_TASKS.values()), AutoModelForNextSentencePrediction, AutoModelForPreTraining):
+    for auto_class in (*map(find_auto_class, EXPORT_TASKS.values()), AutoModelForNextSentencePrediction, AutoModelForPreTraining):
         if config.model_type not in classes_by_model_type(auto_class):
             continue
         try:

@@ -113,12 +113,12 @@ class Linear:
         readers = [use.node for use in product.uses()]
         if product.is_graph_output() or len(readers) != 1 or readers[0].op_type != "Add":
             return None
-        return readers[0] if bias_of(readers[0]) is not None else None
+        return readers[0] if find_bias(readers[0]) is not None else None
 
     @property
     def bias(self) -> ir.Value | None:
         """The bias, [outputs], or None."""
-        return None if self.add is None else bias_of(self.add)
+        return None if self.add is None else find_bias(self.add)
 
     @property
     def nodes(self) -> list[ir.Node]:
@@ -178,7 +178,7 @@ def group_by_weight(linears: Mapping[str, Linear]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def bias_of(add: ir.Node) -> ir.Value | None:
+def find_bias(add: ir.Node) -> ir.Value | None:
     """Returns the one-dimensional constant that a node reads, or None."""
     return next((value for value in add.inputs if (shape := constant_shape(value)) is not None and len(shape) == 1), None)
 

@@ -11,7 +11,7 @@ from bertserve.export.errors import ExportError, UsageError, log
 from bertserve.export.flags import Aim
 from bertserve.export.model_card import bundle_texts, describe_calibration, read_quote
 from bertserve.export.score_calibration.fitting import SEED, fit, measure_quality
-from bertserve.export.score_calibration.scores import RAW, Outcomes, collect, method_of
+from bertserve.export.score_calibration.scores import RAW, Outcomes, choose_method, collect
 from bertserve.export.score_calibration.thresholds import check_aims, choose_threshold
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import open_graph
@@ -41,7 +41,7 @@ def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path 
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     target = output / manifest.name
     with workspace(manifest.name, output, overwrite=overwrite) as scratch:
-        method = method_of(manifest)
+        method = choose_method(manifest)
         check_aims(aims, method, manifest)
         fit_rows, test_rows = _examples(data, test_data, manifest)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in (data, test_data) if path is not None)).hexdigest()

@@ -131,7 +131,7 @@ class EntityLogits:
 Outcomes = Scores | EntityLogits
 
 
-def method_of(manifest: Manifest) -> Method:
+def choose_method(manifest: Manifest) -> Method:
     """Returns how the scores of a model are calibrated; refuses a model without such scores."""
     if manifest.task == token_classification.TASK:
         return "tags"

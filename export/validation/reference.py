@@ -77,9 +77,9 @@ def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str,
             *whole_texts, _ = texts  # each window has the whole first text of a pair
             options["truncation"] = "only_second" if whole_texts and not second_text_first(spec) else "only_first"
             token_count = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in whole_texts)
-            room = options["max_length"] - tokenizer.num_special_tokens_to_add(pair=len(texts) > 1) - token_count
-            if options["stride"] is None or options["stride"] >= room:  # the service refuses a requested stride that is too large
-                options["stride"] = default_stride(max(room, 0))
+            max_tokens = options["max_length"] - tokenizer.num_special_tokens_to_add(pair=len(texts) > 1) - token_count
+            if options["stride"] is None or options["stride"] >= max_tokens:  # the service refuses a requested stride that is too large
+                options["stride"] = default_stride(max(max_tokens, 0))
         batch = tokenizer(
             *(text if isinstance(text, list) else [text] for text in (texts[::-1] if second_text_first(spec) else texts)),
             **options,

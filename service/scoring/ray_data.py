@@ -13,7 +13,7 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.messages import install_command, plural
 from bertserve.service.scoring.predictor import Predictor
-from bertserve.service.scoring.rows import rows_of, with_predictions
+from bertserve.service.scoring.rows import read_table, with_predictions
 from bertserve.service.settings import ScoreSettings
 
 try:
@@ -37,7 +37,7 @@ class Scorer:
         """Returns the rows of a batch, a table or an array for each column, as a table with three more columns."""
         table = batch if isinstance(batch, pa.Table) else pa.table(dict(batch))
         self._predictor.reader.check(table.column_names, (*self._names, "error"))
-        rows = rows_of(table, self._predictor.reader.column_by_input.values())
+        rows = read_table(table, self._predictor.reader.column_by_input.values())
         list(self._predictor.answer_rows(rows))
         table = with_predictions(table, rows, self._names, self._schema)
         table = table.append_column("error", pa.array([row.error and row.error.message for row in rows], pa.string()))

@@ -68,7 +68,7 @@ class RowBlock:
     table: Any = None
 
 
-def blocks_of(rows: Iterable[Row], max_rows: int) -> Iterator[RowBlock]:
+def split_into_blocks(rows: Iterable[Row], max_rows: int) -> Iterator[RowBlock]:
     """Yields blocks of at most `max_rows` rows of a text file, and at least one block, which can be empty."""
     block = RowBlock([], 0)
     for row in rows:
@@ -161,12 +161,12 @@ def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> t
         with _arrow_errors(path):
             for batch in file.iter_batches(max(1, min(max_rows, BLOCK_BYTES * total // max(decoded_size, 1)))):
                 table = pa.Table.from_batches([batch])
-                yield RowBlock(rows_of(table, inputs), size * len(table) // total, table)
+                yield RowBlock(read_table(table, inputs), size * len(table) // total, table)
 
     return file.schema_arrow.names, blocks()
 
 
-def rows_of(table: Any, inputs: Collection[str] | None) -> list[Row]:
+def read_table(table: Any, inputs: Collection[str] | None) -> list[Row]:
     """Returns the rows of a table with the `inputs` among its columns, or all if it is None. A row with a broken value gets an error."""
     table = table.select([name for name in table.column_names if inputs is None or name in inputs])
     for index, column in enumerate(table.schema):  # Python's times and durations lack nanoseconds
@@ -189,7 +189,7 @@ def read_blocks(
     if formats[0] == "parquet":
         return read_parquet(path, inputs if formats[1] == "parquet" else None, max_rows)
     columns, rows = ((), read_json_lines(path, added)) if formats[0] == "jsonl" else read_delimited(path, DELIMITERS[formats[0]])
-    return columns, blocks_of(rows, max_rows)
+    return columns, split_into_blocks(rows, max_rows)
 
 
 @dataclass(frozen=True, slots=True)

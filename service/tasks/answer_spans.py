@@ -81,7 +81,7 @@ class BestAnswers:
     def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
         """Starts without answers; with `align_to_words`, spans are extended to whole words."""
         self._top_k = top_k
-        self._answer_of = _span_answers(passage, with_marks=True, align_to_words=align_to_words)
+        self._make_answer = _span_answers(passage, with_marks=True, align_to_words=align_to_words)
         self._whole = range(len(passage))
         # text in lower case -> ((-score, first token, last token), which orders answers; the answer; its window)
         self._by_text: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
@@ -93,7 +93,7 @@ class BestAnswers:
         for first, last, score in best_spans(start, end, window, longest=longest, expected_count=self._top_k):
             if score < self._floor:
                 break
-            answer = self._answer_of(first, last, score, self._whole)
+            answer = self._make_answer(first, last, score, self._whole)
             decode_us += _answer_us(answer)
             if text := answer["answer"].lower():
                 rank = (-score, first, last)
@@ -124,14 +124,14 @@ class SummedAnswers:
     def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
         """Starts without answers; with `align_to_words`, spans are extended to whole words."""
         self._limit = 2 * top_k + 10 if align_to_words else top_k  # spans of a window
-        self._answer_of = _span_answers(passage, with_marks=False, align_to_words=align_to_words)
+        self._make_answer = _span_answers(passage, with_marks=False, align_to_words=align_to_words)
         self._by_text: dict[str, dict[str, Any]] = {}
 
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
         """Adds the best spans of a window, and returns the predicted microseconds; `best_spans` describes the arguments."""
         count = decode_us = 0
         for first, last, score in best_spans(start, end, window, longest=longest, expected_count=self._limit):
-            answer = self._answer_of(first, last, score, window)
+            answer = self._make_answer(first, last, score, window)
             decode_us += _answer_us(answer)
             if answer["answer"]:
                 earlier = self._by_text.setdefault(answer["answer"].lower(), answer)

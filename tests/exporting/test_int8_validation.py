@@ -105,7 +105,7 @@ def any_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 def manifest_with(manifest: Manifest, split: Int8Texts) -> Manifest:
     """Returns the manifest of a bundle whose int8 was created with the texts of this split."""
-    return manifest.model_copy(update={"int8_texts": int8_texts.digests_of(split)})
+    return manifest.model_copy(update={"int8_texts": int8_texts.digest_texts(split)})
 
 
 def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
