@@ -112,7 +112,7 @@ def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Even
         runner.run_open_loop(args.rate)
     else:
         if targets[0].model is None:
-            print(f"warning: {targets[0].address.url} does not say what it serves; --bundle may be another model", file=sys.stderr)
+            print(f"warning: {targets[0].address.geturl()} does not say what it serves; --bundle may be another model", file=sys.stderr)
         raw_loop = RawLoop(args.bundle, args.raw_graph, served=targets[0].model)
         threads = args.threads or (report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say it
         report.raw_loop = raw_loop.description | {"threads": threads}

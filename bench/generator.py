@@ -156,7 +156,7 @@ class Load:
         self.capped = 0
         self._connections, self._seconds, self._warmup_s, self._timeout_s = connections, seconds, warmup_s, timeout_s
         self._ended = False  # no new requests become due
-        self._ssl_context = ssl.create_default_context() if target.address.tls else None
+        self._ssl_context = ssl.create_default_context() if target.address.scheme == "https" else None
         self._body_indices = itertools.cycle(range(len(target.requests)))
         self._pool = asyncio.LifoQueue[Connection]()  # the idle connections, and one closed connection for each that can be opened
         for _ in range(connections):
@@ -215,7 +215,8 @@ class Load:
             async with asyncio.timeout_at(deadline):
                 connection = await self._pool.get()
                 if not connection.open:
-                    _, connection = await loop.create_connection(Connection, address.host, address.port, ssl=self._ssl_context)
+                    assert address.hostname and address.port, "`parse_url` returns both"
+                    _, connection = await loop.create_connection(Connection, address.hostname, address.port, ssl=self._ssl_context)
                 sent = time.perf_counter()
                 outcome = await connection.request(self.target.requests[body_index])
                 ended = connection.ended

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -62,44 +62,37 @@ class Body:
     texts: int
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A parsed URL; its path includes the query, and is at least `/`."""
-
-    url: str
-    host: str
-    port: int
-    path: str
-    tls: bool
-
-
 class Target:
     """An endpoint under load, its request bodies, which are sent in turn, and the same bodies as complete HTTP requests.
 
     `model` is the endpoint's information about its model, None from another server.
     """
 
-    def __init__(self, address: Address, bodies: Sequence[Body], headers: Mapping[str, str], model: Model | None = None) -> None:
+    def __init__(self, address: SplitResult, bodies: Sequence[Body], headers: Mapping[str, str], model: Model | None = None) -> None:
         header_names = {name.lower() for name in headers}
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        defaults = {"Host": f"{host}:{address.port}", "Content-Type": "application/json"}
+        defaults = {"Host": address.netloc, "Content-Type": "application/json"}
         lines = {name: value for name, value in defaults.items() if name.lower() not in header_names} | dict(headers)
-        head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        head = f"POST {request_target(address)} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self.address, self.bodies, self.headers, self.model = address, bodies, headers, model
         self.requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
 
 
-def parse_url(url: str) -> Address:
-    """Parses `http://HOST[:PORT]/PATH`, or the same with https; raises StartError for other texts."""
+def parse_url(url: str) -> SplitResult:
+    """Returns the parts of `http://HOST[:PORT]/PATH`, or the same with https, with the port; raises StartError for other texts."""
     with suppress(ValueError):  # the port is not a number, or a bracket is not closed
         parts = urlsplit(url)
         # a password would appear in the report, and a fragment is never sent
-        is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and "#" not in url
+        host = parts.hostname or ""
+        is_whole = parts.scheme in ("http", "https") and host and parts.username is None and "#" not in url
         if is_whole and url.isascii() and not any(c.isspace() for c in url):
-            tls = parts.scheme == "https"
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            return Address(url, str(parts.hostname), parts.port or (443 if tls else 80), path, tls)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            return parts._replace(netloc=f"[{host}]:{port}" if ":" in host else f"{host}:{port}", path=parts.path or "/")
     raise StartError(f"`{url.rpartition('@')[2]}` is not an address, or has a password; give one such as http://127.0.0.1:8000/classify.")
+
+
+def request_target(address: SplitResult) -> str:
+    """Returns the path of an address with its query, for a request line."""
+    return f"{address.path}?{address.query}" if address.query else address.path
 
 
 def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0, mask: str = workloads.MASK) -> list[Body]:
@@ -123,7 +116,7 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
             if texts != 1:
                 raise StartError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
             return [Body(json.dumps(value).encode(), count_texts(value)) for value in inputs]
-    last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
+    last = path.rstrip("/").rpartition("/")[2]
     build = next((_TEXT_BODIES[name] for name in _TEXT_BODIES if TASKS[name].path == last), _inputs_body)
     if build is not _inputs_body and not isinstance(inputs[0], str):
         raise StartError(f"/{last} takes texts, not questions with passages; give another workload, or a file of texts or whole bodies.")
@@ -160,14 +153,14 @@ def count_texts(value: Mapping[str, Any]) -> int:
     return len(inputs) if isinstance(inputs, list) else 1
 
 
-def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, Any]:
+def fetch(address: SplitResult, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, Any]:
     """Sends one request; returns the status and the JSON value of the response, or its text if it is not JSON.
 
     Raises:
         StartError: The address cannot be reached, or does not use HTTP.
     """
-    kind = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
-    connection = kind(address.host, address.port, timeout=30)
+    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    connection = kind(address.netloc, timeout=30)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
@@ -176,12 +169,13 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
             return response.status, json.loads(content)
         return response.status, content.decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        raise StartError(f"{address.url} cannot be reached ({error!r}); start the service, or give its address with --target.") from error
+        url = address.geturl()
+        raise StartError(f"{url} cannot be reached ({error!r}); start the service, or give its address with --target.") from error
     finally:
         connection.close()
 
 
-def fetch_info(address: Address, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+def fetch_info(address: SplitResult, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
     """Returns the JSON object at a path, or None if there is none; raises StartError like `fetch`."""
     status, value = fetch(address, "GET", path, headers)
     return value if status == OK and isinstance(value, dict) else None
@@ -215,11 +209,11 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     if not equals or ("?" in url and workload not in workloads.NAMES and not Path(workload).exists()):
         url, workload = text, ""
     address = parse_url(url)
-    model = fetch_info(address, address.path.partition("?")[0].rstrip("/") + "/info", headers) or {}
+    model = fetch_info(address, address.path.rstrip("/") + "/info", headers) or {}
     workload = workload or _TASK_WORKLOADS.get(str(model.get("task")), "short")
     mask = str(model.get("mask_token") or workloads.MASK)
     bodies = build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask)
-    status, value = fetch(address, "POST", address.path, headers, bodies[0].content)
+    status, value = fetch(address, "POST", request_target(address), headers, bodies[0].content)
     if not 200 <= status < 300 and status != TOO_MANY_REQUESTS and status < 500:
         raise StartError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value[:100]}")
     shown = {key: value for key, value in model.items() if key not in ("validation", "metrics")}  # these are long
