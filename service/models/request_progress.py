@@ -10,7 +10,7 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
 from bertserve.service.scheduling.records import Item
 from bertserve.service.tasks.cost import ZERO_COST, Cost
-from bertserve.service.tasks.step import ScoredLabels, Step, TaskGenerator
+from bertserve.service.tasks.step import ScoredLabels, Step, TaskGenerator, TaskResult
 from bertserve.service.text.tokenizer import Encoding, ReadSpan
 
 if TYPE_CHECKING:
@@ -194,13 +194,14 @@ class RequestProgress:
                 step = self.generators[index].send(rows)
                 self.cost += step.cost
                 self.cost.check()
-                self.prediction.scored_labels += step.scored_labels
-                self.prediction.abstentions += step.abstained
                 self.steps[index] = step
                 if step.encodings:
                     return self._items(index, step)
                 rows = []
         except StopIteration as ended:
-            self.prediction.results[index] = ended.value
+            result: TaskResult = ended.value
+            self.prediction.results[index] = result.value
+            self.prediction.scored_labels += result.scored_labels
+            self.prediction.abstentions += result.abstained
             self.steps[index] = None
             return []

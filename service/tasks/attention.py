@@ -18,7 +18,7 @@ from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import ENTRY_BYTES, NUMBER_BYTES, Cost, text_bytes
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput, copy_outputs
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TaskResult, TextInput, copy_outputs
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import too_long_error
 
@@ -96,12 +96,9 @@ def read_attention(input_: TextInput[Maps], model: TaskModel) -> TaskGenerator:
     )
     [row] = yield Step([encoding], cost, copy_outputs)
     weights = dict(zip(encoding.maps, row[OUTPUT], strict=True))
-    return {
-        "tokens": tokens,
-        "offsets": offsets,
-        "sentence_b_start": max(encoding.starts) if len(texts) > 1 else None,
-        "attentions": [np.stack([weights[key] for key in keys]) for _, keys in groupby(input_.parameters, itemgetter(0))],
-    }
+    second_start = max(encoding.starts) if len(texts) > 1 else None
+    attentions = [np.stack([weights[key] for key in keys]) for _, keys in groupby(input_.parameters, itemgetter(0))]
+    return TaskResult({"tokens": tokens, "offsets": offsets, "sentence_b_start": second_start, "attentions": attentions})
 
 
 class AttentionBody(TaskBody):

@@ -96,7 +96,7 @@ def classify(input_: TextInput[ClassifyParameters], model: TaskModel) -> TaskGen
         )
     # regression values and independent labels do not exclude each other; logits are about the labels of the model's own scores
     exclusive = activation == "softmax" or (activation == "none" and config.activation == "softmax")
-    return (yield from rule.answer_or_labels(scored, scored[:returned], exclusive=exclusive))
+    return rule.answer_or_labels(scored, scored[:returned], exclusive=exclusive)
 
 
 def _first_step(input_: TextInput[ClassifyParameters], tokenizer: Tokenizer) -> tuple[Step, list[OccludedText]]:

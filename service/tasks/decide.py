@@ -13,7 +13,7 @@ from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks.cost import text_bytes
 from bertserve.service.tasks.decoding import Floats, Link, apply_calibration, best_first
-from bertserve.service.tasks.step import ScoredLabels, Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import ScoredLabels, TaskModel, TaskResult
 
 DEFAULT_THRESHOLD = 0.5  # threshold of an independent label if neither the request nor the bundle sets one
 _DECISION_BYTES = 256  # bytes of a decision in an answer, without its texts
@@ -106,14 +106,14 @@ class DecisionRule:
         """Returns the least score of a label that counts, which is `default` if neither the request nor the bundle sets a threshold."""
         return self.thresholds.get(label, default if self.default_threshold is None else self.default_threshold)
 
-    def answer_or_labels(self, scored: Sequence[Mapping[str, Any]], answer: Any, *, exclusive: bool) -> TaskGenerator:
+    def answer_or_labels(self, scored: Sequence[Mapping[str, Any]], answer: Any, *, exclusive: bool) -> TaskResult:
         """Returns the answer of a task that scores labels, or the decision by all labels with their scores, the best first.
 
         If the labels exclude each other, the decision is a label, or a label set. A label with its own threshold is chosen
         if its score reaches it, even if another label has a better score. Otherwise any number of labels is chosen.
         """
         if self.calibration is None and not self.decision_requested:
-            return answer
+            return TaskResult(answer)
         label, score = scored[0]["label"], scored[0]["score"]
         predicted = [label] if exclusive else [item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD]
         decision: Any
@@ -124,11 +124,11 @@ class DecisionRule:
         else:
             reached_labels = (item["label"] for item in scored if item["score"] >= self.thresholds.get(item["label"], float("inf")))
             decision = next(reached_labels, label if score >= self.least_score(label) else None)
-        return (yield from self.answer_or_decision(decision, answer, score, [(predicted, score)], label))
+        return self.answer_or_decision(decision, answer, score, [(predicted, score)], label)
 
     def answer_or_decision(
         self, decision: Any, answer: Any, best: float | None, scored_labels: Sequence[ScoredLabels], label: str = "", **more: Any
-    ) -> TaskGenerator:
+    ) -> TaskResult:
         """Returns the answer, or the decision as JSON if the request asks for one; it abstains below `min_confidence`.
 
         Args:
@@ -139,18 +139,18 @@ class DecisionRule:
             label: The label of the best score, if `decision` can be None.
             **more: Further fields of the decision.
         """
-        if self.calibration is not None and scored_labels:
-            yield Step([], scored_labels=scored_labels)
+        if self.calibration is None:
+            scored_labels = ()
         if not self.decision_requested:
-            return answer
+            return TaskResult(answer, scored_labels)
         reason = None
         if best is not None and self.min_confidence is not None and best < self.min_confidence:
             decision, reason = None, _reason(best, "`min_confidence`", self.min_confidence)
         elif best is not None and decision is None:
             reason = _reason(best, "its threshold", self.least_score(label))
-        if decision is None:
-            yield Step([], abstained=True)
-        return {"decision": decision, "abstained": decision is None, "reason": reason, "scores": answer, **more}
+        abstained = decision is None
+        value = {"decision": decision, "abstained": abstained, "reason": reason, "scores": answer, **more}
+        return TaskResult(value, scored_labels, abstained)
 
 
 def _reason(best: float, name: str, least: float) -> str:

@@ -29,7 +29,7 @@ from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.messages import quote_names
 from bertserve.service.tasks.cost import ENTRY_BYTES, NUMBER_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import EMPTY_WARNINGS, Step, TaskGenerator, TaskModel, TaskResult
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens, too_long_error
@@ -185,10 +185,10 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
     )
     vector: Floats = row["vector"]
     if input_.parameters.encoding_format != "base64":
-        return vector
+        return TaskResult(vector)
     # four bytes per value, little-endian, as clients of the OpenAI API read it
     encoded = [base64.b64encode(values.astype("<f4").tobytes()).decode("ascii") for values in np.atleast_2d(vector)]
-    return encoded[0] if vector.ndim == 1 else encoded
+    return TaskResult(encoded[0] if vector.ndim == 1 else encoded)
 
 
 def encode(input_: EmbedInput, text: str, tokenizer: Tokenizer) -> tuple[Encoding, bool]:

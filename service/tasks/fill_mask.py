@@ -22,7 +22,7 @@ from bertserve.service.errors import InvalidParameterError, InvalidValueError
 from bertserve.service.tasks.cost import TEXT_CHARS, candidates_cost
 from bertserve.service.tasks.decoding import activate, best_tokens
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, build_slots, fill_jointly
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TextInput
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TaskResult, TextInput
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -102,13 +102,11 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     rows = yield Step(_windows(ids, masks, tokenizer), cost, keep, small_outputs, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     if len(masks) == 1:
-        return _candidates(tokenizer, ids, masks[0], *best[0], skip_special=True)
+        return TaskResult(_candidates(tokenizer, ids, masks[0], *best[0], skip_special=True))
     whole = tokenizer.assemble(ids, masks=masks)
     # with several masks the special tokens stay in the sequences, as in the pipeline
-    return [
-        _candidates(tokenizer, whole.ids.tolist(), position, *pair, skip_special=False)
-        for position, pair in zip(whole.masks, best, strict=True)
-    ]
+    token_ids, pairs = whole.ids.tolist(), zip(whole.masks, best, strict=True)
+    return TaskResult([_candidates(tokenizer, token_ids, position, *pair, skip_special=False) for position, pair in pairs])
 
 
 def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list[Encoding]:

@@ -22,7 +22,7 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import Cost, candidates_cost
 from bertserve.service.tasks.decoding import best_tokens
-from bertserve.service.tasks.step import Step, TaskGenerator, TextInput
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskResult, TextInput
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8  # fillings that are kept after each mask; each one is a run for the next mask
@@ -193,7 +193,7 @@ def _search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: To
         rows = iter((yield Step(encodings, keep=partial(_best, choices))))
         for index, _ in open_patterns:
             fillings[index] = _extended(fillings[index], [next(rows) for _ in fillings[index]], counts[index])
-    return _results(patterns, fillings, top_k, tokenizer)
+    return TaskResult(_results(patterns, fillings, top_k, tokenizer))
 
 
 def _best(choices: Sequence[tuple[int, NDArray[np.int64] | None]], index: int, row: Outputs) -> Outputs:

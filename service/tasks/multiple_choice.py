@@ -19,7 +19,7 @@ from bertserve.service.tasks.cost import ENTRY_BYTES, TEXT_CHARS, Cost, text_byt
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.pairs import encode_pairs, longest_first
 from bertserve.service.tasks.rerank import ScoredText
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TaskResult
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "multiple-choice"
@@ -71,7 +71,7 @@ def rank_choices(input_: MultipleChoiceInput, model: TaskModel) -> TaskGenerator
     cost = Cost(ENTRY_BYTES * len(input_.choices) + sum(map(text_bytes, input_.choices)))
     rows = yield Step(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
-    return [{"index": i, "score": float(scores[i]), "text": input_.choices[i]} for i in best_first(scores)]
+    return TaskResult([{"index": i, "score": float(scores[i]), "text": input_.choices[i]} for i in best_first(scores)])
 
 
 def _check_choices(choices: list[str]) -> list[str]:

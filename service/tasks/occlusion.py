@@ -4,7 +4,7 @@ A word is left out by deleting its tokens. The text is not tokenized again, so t
 A mask token instead of the word was not better on the included classifier (bench/results/2026-11-23-explain.md), and most models lack one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired
 
@@ -15,7 +15,7 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import ENTRY_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.step import Step, TaskGenerator
+from bertserve.service.tasks.step import Step
 from bertserve.service.text.tokenizer import Encoding, TokenIds, Tokenizer, Tokens
 from bertserve.service.text.words import Unit, Word, convert_offsets
 
@@ -74,7 +74,7 @@ def explain(
     tokenizer: Tokenizer,
     read_scores: Callable[[Outputs, Encoding, OccludedText, Word], Floats],
     unit: Unit,
-) -> TaskGenerator:
+) -> Generator[Step, Sequence[Outputs], None]:
     """Adds `explanation` to entries of an answer: the importance of each word for their `score`, in the order of the texts.
 
     It runs the input without each word. `read_scores` returns the scores of the entries, float32 [entries], from the outputs of such a run,

@@ -5,7 +5,7 @@ this pipeline, including its limit of candidates. The default, `"best"`, searche
 score, so that scores stay within [0, 1].
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Literal
@@ -129,7 +129,7 @@ def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskM
     label = "no answer" if best is no_answer else "answer"
     decision = best["answer"] if best["score"] >= rule.least_score(label) else None
     result = answers if rule.decision_requested or parameters.top_k > 1 else best
-    return (yield from rule.answer_or_decision(decision, result, best["score"], [([label], best["score"])], label))
+    return rule.answer_or_decision(decision, result, best["score"], [([label], best["score"])], label)
 
 
 def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> Floats:
@@ -184,7 +184,7 @@ def _cost(passage_windows: PassageWindows, parameters: QuestionAnsweringParamete
 
 def _explain(
     passage_windows: PassageWindows, best: dict[str, Any], window: range, span: range | None, rule: DecisionRule, unit: Unit
-) -> TaskGenerator:
+) -> Generator[Step, Sequence[Outputs], None]:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
     `best` gets the explanation; `window` are the tokens of its window, and `span` its own tokens, None for "no answer".

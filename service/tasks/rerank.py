@@ -109,7 +109,7 @@ def rerank(input_: RerankInput, model: TaskModel) -> TaskGenerator:
     cost = Cost(ENTRY_BYTES * len(encodings) + sum(map(text_bytes, returned_texts)) + rule.decision_bytes)
     rows = yield Step(encodings, cost, truncated=truncated)
     if not rows:
-        return (yield from rule.answer_or_decision([], [], None, ()))
+        return rule.answer_or_decision([], [], None, ())
     logits = np.stack([row["logits"] for row in rows])
     log_odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
@@ -124,7 +124,7 @@ def rerank(input_: RerankInput, model: TaskModel) -> TaskGenerator:
     # the threshold of label sets does not apply to relevance
     least = DEFAULT_THRESHOLD if rule.for_label_sets else rule.least_score(name, DEFAULT_THRESHOLD)
     relevant = [item["index"] for item in ranked if item["score"] >= least]
-    return (yield from rule.answer_or_decision(relevant, ranked, ranked[0]["score"], scored_labels))
+    return rule.answer_or_decision(relevant, ranked, ranked[0]["score"], scored_labels)
 
 
 class ScoredText(BaseModel):

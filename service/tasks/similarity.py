@@ -13,7 +13,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TaskResult
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "sentence-similarity"
@@ -36,7 +36,8 @@ def compare(input_: embed.EmbedInput, model: TaskModel) -> TaskGenerator:
         truncated=any(truncated for _, truncated in encoded),
     )
     vectors = np.stack([row["vector"] for row in rows])
-    return _SIMILARITIES[embed.embedding_settings(model.config).similarity](vectors[0], vectors[1:]).tolist()
+    similarity = _SIMILARITIES[embed.embedding_settings(model.config).similarity]
+    return TaskResult(similarity(vectors[0], vectors[1:]).tolist())
 
 
 # each returns the similarities of a vector, float32 [values], and others, float32 [others, values], as sentence-transformers does

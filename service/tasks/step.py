@@ -1,7 +1,7 @@
-"""The interface of a task's function: its input, the model, and the steps that it yields, encodings for the graph to run.
+"""The interface of a task's function: its input, the model, the steps that it yields, encodings for the graph to run, and its result.
 
 A task is a generator function. It turns an input into encodings and yields them; the scheduler runs them together with encodings of other
-inputs and sends back one row of outputs per encoding. The function can yield again, or return the result. It uses no threads or ONNX.
+inputs and sends back one row of outputs per encoding. The function can yield again, or return a `TaskResult`. It uses no threads or ONNX.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -37,14 +37,12 @@ class Step:
     """Encodings of one input that run before its task continues.
 
     Attributes:
-        encodings: The encodings to run. A step without encodings only adds its cost, which is checked before the task continues, or
-            reports what the metrics count.
-        cost: Cost of the input in addition to these encodings and earlier steps, including the tokens of later steps.
+        encodings: The encodings to run. A step without encodings only adds its cost.
+        cost: Cost of the input in addition to these encodings and earlier steps, including the tokens of later steps. It is checked
+            before the task continues.
         keep: Index of an encoding and its outputs -> the arrays that the task needs, as copies: the outputs are views of arrays that other
             requests share, and they would stay in memory until the last encoding has run. The default, for a few numbers, copies nothing.
         small_outputs: Whether the graph's small outputs, if any, are sufficient for the task.
-        scored_labels: Predictions with calibrated scores, for the metrics. Only later steps set this and `abstained`.
-        abstained: Whether there is no decision, although one was requested.
         truncated: Whether text was cut. Only the first step sets this and the following attributes.
         warnings: Other warnings for the caller, each `topic; message`.
         read_spans: The parts of a text that is cut or read in several windows; empty if the model reads the whole text.
@@ -54,11 +52,24 @@ class Step:
     cost: Cost = ZERO_COST
     keep: Callable[[int, Outputs], Outputs] = all_outputs
     small_outputs: bool = False
-    scored_labels: Sequence[ScoredLabels] = ()
-    abstained: bool = False
     truncated: bool = False
     warnings: tuple[str, ...] = ()
     read_spans: tuple[ReadSpan, ...] = ()
+
+
+@dataclass(slots=True)
+class TaskResult:
+    """The result of one input.
+
+    Attributes:
+        value: What the caller gets, as JSON or with arrays.
+        scored_labels: Predictions with calibrated scores, for the metrics.
+        abstained: Whether there is no decision, although one was requested.
+    """
+
+    value: Any
+    scored_labels: Sequence[ScoredLabels] = ()
+    abstained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +107,16 @@ class TextInput(Generic[P]):
         return len(self.text) + len(self.text_pair or "") + self.other_chars
 
 
-TaskGenerator = Generator[Step, Sequence[Outputs], Any]
+TaskGenerator = Generator[Step, Sequence[Outputs], TaskResult]
 TaskFunction = Callable[[Any, TaskModel], TaskGenerator]
 
 
 def drive(generator: TaskGenerator, execute: Callable[[Step], Sequence[Outputs]]) -> Any:
-    """Returns the result of a task whose steps run one after the other; `execute` returns a row of outputs per encoding of a step."""
+    """Returns a task's value. The steps run one after the other; `execute` returns a row of outputs per encoding of a step."""
     try:
         step = next(generator)
         while True:
             rows = execute(step) if step.encodings else ()
             step = generator.send([step.keep(index, row) for index, row in enumerate(rows)])
     except StopIteration as end:
-        return end.value
+        return end.value.value

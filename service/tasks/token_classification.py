@@ -82,7 +82,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
         read_spans=tokens.read_spans(token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
-        return (yield from rule.answer_or_decision([], [], None, (), left_out=0))
+        return rule.answer_or_decision([], [], None, (), left_out=0)
     logits = merge_windows(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(rule.calibrated(logits, "none"), "softmax")
     spans = tokens.offsets_with_marks
@@ -102,7 +102,7 @@ def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskMo
     best = max((entity["score"] for entity in all_entities), default=None)  # includes entities that are left out
     decision = list(dict.fromkeys(entity[key] for entity in entities))
     scored_labels = [([entity[key]], entity["score"]) for entity in all_entities]
-    return (yield from rule.answer_or_decision(decision, entities, best, scored_labels, left_out=len(all_entities) - len(entities)))
+    return rule.answer_or_decision(decision, entities, best, scored_labels, left_out=len(all_entities) - len(entities))
 
 
 def entity_groups(config: ModelConfig) -> list[str]:

@@ -119,7 +119,7 @@ def classify_zero_shot(input_: TextInput[ZeroShotParameters], model: TaskModel) 
         scores = activate(logits[:, entails], "softmax")
     order = np.argsort(scores, kind="stable")[::-1]
     scored = [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
-    return (yield from rule.answer_or_labels(scored, scored, exclusive=not parameters.multi_label))
+    return rule.answer_or_labels(scored, scored, exclusive=not parameters.multi_label)
 
 
 class ZeroShotBody(TaskBody):

@@ -16,7 +16,7 @@ from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
 from bertserve.service.models.request_progress import EncodingItem, RequestProgress
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TaskResult
 from bertserve.service.text.tokenizer import INLINE_CHARS, Encoding
 from support import tiny
 from support.app_client import busy_client, error_of, fake_service, serving, until_queued
@@ -66,7 +66,7 @@ async def test_an_input_that_cannot_be_decoded_is_named(models: Path, monkeypatc
             yield first if step == "again" else step
         if request.text == "bad":
             raise TooLargeError("too large")
-        return 1
+        return TaskResult(1)
 
     monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], function=fail))
     service = fake_service(models, FakeEngine())

@@ -8,7 +8,7 @@ from pydantic import Field
 from bertserve.service.body.task_body import ClosedModel, TaskBody, body_config
 from bertserve.service.bundle.manifest import ModelConfig
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel, TaskResult
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "pair-counting"
@@ -59,7 +59,7 @@ def count(input_: ToyInput, model: TaskModel) -> TaskGenerator:
     """Returns the number of tokens of both texts times the factor, and the number of the model's outputs."""
     left, right = model.tokenizer.tokenize([input_.left, input_.right])
     [row] = yield Step([model.tokenizer.assemble(left.ids, right.ids)], Cost(response_bytes=32))
-    return {"tokens": input_.factor * (len(left) + len(right)), "outputs": len(row["logits"])}
+    return TaskResult({"tokens": input_.factor * (len(left) + len(right)), "outputs": len(row["logits"])})
 
 
 SPEC = TaskSpec(
