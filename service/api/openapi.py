@@ -106,6 +106,7 @@ def describe_routes(described: Sequence[GuardedRoute], root_path: str = "", *, r
     for route in described:
         for method in route.methods if route.include_in_schema else ():
             operation = document["paths"][route.path][method.lower()]
+            operation.pop("description", None)  # FastAPI takes it from the docstring, which is for readers of the code
             parameters = [
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _PARAMETER.findall(route.path)
             ]

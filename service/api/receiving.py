@@ -22,7 +22,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
         HttpError: The body was not complete in time (408), or the client disconnected before its end (499).
     """
     declared = headers.get(b"content-length", b"0")
-    size = int(declared) if declared.isdigit() else 0
+    size = int(declared[-20:]) if declared.isdigit() else 0  # more digits than of 2**64 are leading zeros, and `int` refuses thousands
     body = bytearray()
     task = asyncio.current_task()
     assert task is not None, "called outside a task. This is a bug."

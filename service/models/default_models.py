@@ -16,14 +16,19 @@ _DEFAULTS = TypeAdapter(dict[str, str])
 ModelTasks = Mapping[str, Collection[str]]  # name of a model -> tasks that it answers; sorted by name
 
 
-def choose_defaults(settings: Settings, models: ModelTasks, configured: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Returns task -> its default model: the configured one, its base task's, the one before, or the only or first candidate."""
+def choose_defaults(
+    settings: Settings, models: ModelTasks, configured: Mapping[str, str], broken: Collection[str], before: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns task -> its default model: the configured one, its base task's, the one before, or the only or first candidate.
+
+    A task whose configured model is `broken` has no other default: its path must not answer with another model.
+    """
     defaults = {}
     for task in TASKS:
         names = candidates(models, task)
-        preferred = (configured.get(task), configured.get(base_task(task) or ""), before.get(task))
-        chosen = [name for name in preferred if name in names]
-        if not chosen and (len(names) == 1 or settings.allow_implicit_default):
+        operators = (configured.get(task), configured.get(base_task(task) or ""))
+        chosen = [name for name in (*operators, before.get(task)) if name in names]
+        if not chosen and (len(names) == 1 or settings.allow_implicit_default) and not any(name in broken for name in operators):
             chosen = names
         if chosen:
             defaults[task] = chosen[0]
@@ -44,7 +49,7 @@ def configured_defaults(settings: Settings, models: ModelTasks, broken: Mapping[
     if not models:
         raise StartError(f"no model can be loaded: {'; '.join(broken.values())}")
     configured = _read_configured(settings, models, broken)
-    defaults = choose_defaults(settings, models, configured, before={})
+    defaults = choose_defaults(settings, models, configured, broken, before={})
     ambiguous = dict[str, list[str]]()  # task -> models, for tasks that lack a default and need one
     for task in TASKS:
         names, base = candidates(models, task), base_task(task)

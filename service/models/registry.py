@@ -44,7 +44,7 @@ class Registry:
         """
         self.models = {model.name: model for model in models}
         self._configured_defaults = configured_defaults(self._settings, self._tasks, self.broken)
-        self.defaults = choose_defaults(self._settings, self._tasks, self._configured_defaults, before={})
+        self.defaults = choose_defaults(self._settings, self._tasks, self._configured_defaults, self.broken, before={})
         for model in self.models.values():
             self._metrics.model_info.labels(*model.metric_labels).set(True)
 
@@ -82,7 +82,7 @@ class Registry:
             self._metrics.model_info.labels(*model.metric_labels).set(models.get(model.name) is model)
         before = self.defaults
         self.models = dict(sorted(models.items()))
-        self.defaults = choose_defaults(self._settings, self._tasks, self._configured_defaults, before)
+        self.defaults = choose_defaults(self._settings, self._tasks, self._configured_defaults, self.broken, before)
         for task, spec in TASKS.items():
             old, new = (defaults.get(task, "none") for defaults in (before, self.defaults))
             if old != new:

@@ -62,22 +62,26 @@ def test_the_default_is_the_only_candidate_or_the_configured_model(
     assert state_of(write(tmp_path, **models), **settings).registry.defaults == expected
 
 
-@pytest.mark.parametrize("file_text", ["{}", '{"classify": "a"}'])
+@pytest.mark.parametrize(("file_text", "defaults"), [("{}", {"text-classification": "b"}), ('{"classify": "a"}', {})])
 async def test_a_broken_model_is_not_a_candidate_and_check_lists_it(
-    tmp_path: Path, file_text: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, file_text: str, defaults: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """No other model answers in place of the operator's default."""
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(file_text)
     (folder / "a/tokenizer.json").write_text("{}")
-    assert state_of(folder, skip_broken=True).registry.defaults == {"text-classification": "b"}
+    assert state_of(folder, skip_broken=True).registry.defaults == defaults
     await check(Settings(models=folder, skip_broken=True))
     first, second = capsys.readouterr().out.splitlines()
     assert [first.startswith("b: text-classification"), second.startswith("a: not loaded")] == [True, True]
 
 
 @pytest.mark.parametrize("by_file", [True, False])
-async def test_a_broken_default_needs_no_other_choice_and_returns_when_it_is_repaired(tmp_path: Path, by_file: bool) -> None:
-    folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
+@pytest.mark.parametrize("others", [("b",), ("b", "c")])
+async def test_a_broken_default_needs_no_other_choice_and_returns_when_it_is_repaired(
+    tmp_path: Path, by_file: bool, others: tuple[str, ...]
+) -> None:
+    folder = write(tmp_path, **dict.fromkeys(("a", *others), tiny.LABELS))
     tokenizer = (folder / "a/tokenizer.json").read_bytes()
     (folder / "a/tokenizer.json").write_text("{}")
     if by_file:

@@ -41,6 +41,7 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
         for value in ("+17", "-1", "0x11", "", "17 17", "1_7", "1e1", "99999999999999999999999", "²", "17;")
     },
     "a length with zeros": (head(b"content-length: 00000000017") + BODY + CLEAN, [200, 200]),
+    "a length with 5,000 zeros": (head(b"content-length: %05017d" % 17) + BODY + CLEAN, [200, 200]),
     "a folded length": (head(b"content-length:\r\n 17") + BODY, [400]),
     "a body shorter than its length": (post(length=99), []),
     "a body longer than its length": (post(length=4), [400]),
