@@ -1,4 +1,4 @@
-"""Decisions: the label of each input, its labels, or none, by thresholds of calibrated scores. By default, tasks return only scores."""
+"""Decisions about inputs: a label, labels or none, by the thresholds of their scores; and the calibration of these scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

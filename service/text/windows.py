@@ -24,7 +24,7 @@ def too_long_error(total: int, max_tokens: int, remedy: str) -> InvalidValueErro
 
 
 def kept_of_pair(a: int, b: int, max_tokens: int, side: Side) -> tuple[range, range]:
-    """Returns the ranges of two texts' tokens that are kept; the longer is cut first, like Hugging Face's `longest_first`."""
+    """Returns the ranges kept of two texts, `max_tokens` in total; the longer is cut first, like Hugging Face's `longest_first`."""
     shorter = min(a, b, max_tokens // 2)  # both are cut if each has more than half of the tokens
     keep_a, keep_b = (max_tokens - shorter, shorter) if a > b else (shorter, max_tokens - shorter)
     return kept_tokens(a, keep_a, side), kept_tokens(b, keep_b, side)
