@@ -13,6 +13,8 @@ CASES ?= 100000
 STRESS_SECONDS ?= 600
 PYTEST = .venv-dev/bin/python -m pytest
 PARALLEL = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
+# the serial tests leave a core idle, so these run beside them, with the lowest priority
+EXPORTS_BESIDE = tests/exporting/test_export_families.py
 # only these files, because collecting all takes longer than some of the tests
 SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
 CLIENTS = -m pytest --confcutdir . -c /dev/null --rootdir . -p no:cacheprovider
@@ -28,10 +30,10 @@ EMBED_FLAGS = --max-int8-error 0.036 --int8-texts .checkpoints/embed.calibration
 # keep compiled Python files, because tests start dozens of processes
 export PYTHONDONTWRITEBYTECODE =
 # tests run in parallel, so none of them needs threads
-exporting serving grid stress: export OMP_NUM_THREADS = 1
-exporting serving grid stress: export OPENBLAS_NUM_THREADS = 1
+exporting exports-beside serving grid stress: export OMP_NUM_THREADS = 1
+exporting exports-beside serving grid stress: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help serve test test-all dev lint types compare unit exporting serving serial grid clients stress docs parity calls size avx2 export families golden lock audit clean
+.PHONY: help serve test test-all dev lint types compare unit exporting exports-beside serving serial grid clients stress docs parity calls size avx2 export families golden lock audit clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -40,8 +42,8 @@ serve: .venv/.installed ## serve the included models (HOST, PORT override)
 	@GLIBC_TUNABLES=$(MALLOC) exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)
 
 test: dev .venv/.installed ## install dependencies; then lint, types and tests without the full grid
-	@$(MAKE) --no-print-directory -j3 lint exporting serving
-	@$(MAKE) --no-print-directory -j2 types serial
+	@$(MAKE) --no-print-directory -j2 exporting serving
+	@$(MAKE) --no-print-directory -j2 serial lint types exports-beside
 
 test-all: test grid clients ## make test, the full grid, and clients of other projects
 
@@ -60,10 +62,13 @@ compare: dev ## compare the speed with that of a commit, in alternating rounds: 
 	@test -n "$(BASE)" || { echo "give BASE=COMMIT" >&2; exit 2; }
 	GLIBC_TUNABLES=$(MALLOC) .venv-dev/bin/python tests/compare.py $(BASE)
 
-unit: exporting serving serial ## pytest: unit, parity, end to end
+unit: exporting exports-beside serving serial ## pytest: unit, parity, end to end
 
 exporting: dev .venv/.installed # in their own processes, so that the others do not import torch
-	$(PARALLEL) tests/exporting
+	$(PARALLEL) tests/exporting $(EXPORTS_BESIDE:%=--ignore %)
+
+exports-beside: dev
+	nice -n 19 $(PYTEST) -m "not serial and not full_grid" $(EXPORTS_BESIDE)
 
 serving: dev .venv/.installed # all other tests that can run in parallel
 	$(PARALLEL) --ignore tests/exporting
