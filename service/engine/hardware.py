@@ -69,10 +69,20 @@ def find_gpu(index: int = 0) -> tuple[str, str]:
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns the number of cores that this process can use, by CPU affinity and the CPU quota of cgroup v2."""
+    """Returns the number of cores that this process can use, by CPU affinity and the cgroup's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, period = _cgroup_quota(cgroup)
+    return max(1, min(cores, int(quota / period) if quota > 0 else cores))
+
+
+def _cgroup_quota(root: Path) -> tuple[int, int]:
+    """Returns quota and period of cgroup v2 or v1 in microseconds; the quota is -1 if there is none."""
     try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # there is no cgroup v2, or the quota is `max`
-        return cores
+        quota, period = (root / "cpu.max").read_text().split()
+        return (-1 if quota == "max" else int(quota)), int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        return int((root / "cpu/cpu.cfs_quota_us").read_text()), int((root / "cpu/cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return -1, 1

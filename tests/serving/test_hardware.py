@@ -31,20 +31,22 @@ def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str
     assert hardware.cpu_name(path) == name
 
 
-QUOTAS = [
-    pytest.param("max 100000\n", 8, id="none"),
-    pytest.param("200000 100000\n", 2, id="two cores"),
-    pytest.param("50000 100000\n", 1, id="half a core"),
-    pytest.param("6400000 100000\n", 8, id="more than there are"),
-    pytest.param("nonsense", 8, id="not readable"),
-    pytest.param(None, 8, id="no cgroup v2"),
+CGROUPS = [
+    pytest.param({"cpu.max": "max 100000\n"}, 8, id="v2 without a quota"),
+    pytest.param({"cpu.max": "200000 100000\n"}, 2, id="v2 of two cores"),
+    pytest.param({"cpu.max": "50000 100000\n"}, 1, id="v2 of half a core"),
+    pytest.param({"cpu.max": "6400000 100000\n"}, 8, id="v2 of more than there are"),
+    pytest.param({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4, id="v1 of four cores"),
+    pytest.param({"cpu.max": "nonsense"}, 8, id="not readable"),
+    pytest.param({}, 8, id="no cgroup"),
 ]
 
 
-@pytest.mark.parametrize(("quota", "cores"), QUOTAS)
-def test_usable_cores_respect_the_cgroup_quota(quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("files", "cores"), CGROUPS)
+def test_usable_cores_respect_the_cgroup_quota(files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With eight cores by affinity, the quota is rounded down to whole cores, but at least one."""
-    if quota is not None:
-        (tmp_path / "cpu.max").write_text(quota)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert hardware.usable_cores(tmp_path) == cores
