@@ -44,7 +44,7 @@ class Authenticator:
     def __init__(
         self, key_file: Path | None = None, *, admin_key_file: Path | None = None, public_health: bool = True, public_metrics: bool = True
     ) -> None:
-        """Reads the files: without `key_file` all callers are admitted, and without `admin_key_file` nobody can change models.
+        """Reads the files: without `key_file` all callers are admitted, and without `admin_key_file` none can change models.
 
         Admin keys can also call all other routes. `public_health` and `public_metrics` are whether probes and `/metrics` need no key.
 

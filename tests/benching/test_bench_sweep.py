@@ -100,7 +100,7 @@ def test_a_rate_that_only_one_load_held_is_not_the_result() -> None:
 
 @pytest.mark.parametrize("remark", ["", ", confirmation"])
 def test_a_rate_at_which_the_generator_was_late_twice_is_not_measured(remark: str) -> None:
-    """The search continues below it, and nobody knows whether it holds."""
+    """The search continues below it. Whether the service holds it stays unknown."""
     loads = FakeLoads(late=lambda name: name.startswith(f"open, 440/s{remark}"))
     results = loads.sweep(steps=3)
 
