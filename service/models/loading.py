@@ -103,8 +103,9 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[Tokenizer, Onn
     """Returns the tokenizer of a verified bundle, and the engine of its graph, after checks that they fit together.
 
     Raises:
-        StartError: The bundle's task is not supported; it lacks the requested graph or its validation report; its graph does not match its
-            tokenizer or its manifest; or the provider is missing, or cannot load the graph.
+        StartError: The bundle's task is not supported; it lacks a requirement of its task, the requested graph or the validation report;
+            or its graph does not match its tokenizer or its manifest.
+        StartError: The provider is missing, or cannot load the graph.
         SettingsError: The model's longest text exceeds the maximum tokens of a batch.
     """
     manifest, task = bundle.manifest, catalog.find_spec(bundle)

@@ -42,13 +42,15 @@ def find_spec(bundle: Bundle) -> TaskSpec:
     """Returns the task of a bundle.
 
     Raises:
-        StartError: This version serves no bundles of the task.
+        StartError: No bundles exist for this task, or the manifest lacks a field that the task needs.
     """
-    task = bundle.manifest.task
-    spec = TASKS.get(task)
+    manifest = bundle.manifest
+    spec = TASKS.get(manifest.task)
     if spec is None or spec.derivation is not None:
         known = ", ".join(other.name for other in TASKS.values() if other.derivation is None)
-        raise StartError(f"bundle `{bundle.path}` is for the task `{task[:SHOWN_CHARS]}`; this version serves {known}.")
+        raise StartError(f"bundle `{bundle.path}` is for the task `{manifest.task[:SHOWN_CHARS]}`; this version serves {known}.")
+    if (missing := spec.missing_field(manifest)) is not None:
+        raise StartError(f"bundle `{bundle.path}` has a wrong manifest: {missing}; export it again.")
     return spec
 
 

@@ -212,6 +212,11 @@ def _explanation_bytes(input_: TextInput[ClassifyParameters], length: int) -> in
     return MAX_EXPLAINED * length * ENTRY_BYTES if input_.parameters.explain else 0
 
 
+def missing_labels(manifest: Manifest) -> str | None:
+    """Returns an error if a classification manifest lacks its labels, otherwise None."""
+    return None if manifest.labels else f"`labels` must not be empty for {manifest.task}"
+
+
 def logit_widths(manifest: Manifest) -> dict[str, int]:
     """Returns the number of values in `logits`: one per label."""
     return {"logits": len(manifest.labels)}
@@ -224,6 +229,7 @@ SPEC = TaskSpec(
     body=ClassifyBody,
     response_type=list[list[LabelScore]] | list[Decided],
     function=classify,
+    missing_field=missing_labels,
     widths=logit_widths,
     has_one_label=_has_one_label,
     result_bytes=_explanation_bytes,

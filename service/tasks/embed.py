@@ -280,5 +280,6 @@ SPEC = TaskSpec(
     response_type=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     function=embed,
     result_bytes=_vector_bytes,
+    missing_field=lambda manifest: "`embedding` must not be null for feature-extraction" if manifest.embedding is None else None,
     widths=_widths,
 )

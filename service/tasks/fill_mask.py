@@ -241,4 +241,5 @@ SPEC = TaskSpec(
     | list[JointMaskCandidate]
     | list[list[JointMaskCandidate]],
     function=fill_masks,
+    missing_field=lambda manifest: "`tokenizer.mask` must not be null for fill-mask" if manifest.tokenizer.mask is None else None,
 )

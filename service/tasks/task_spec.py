@@ -46,6 +46,7 @@ class TaskSpec:
         response_type: Type of the response's body, for OpenAPI.
         function: The task's generator function, which yields encodings and returns the result.
         derivation: Set if bundles of other tasks answer the task.
+        missing_field: Returns an error if a manifest lacks a field that the task needs, otherwise None.
         widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
         has_one_label: For CSV of `bert-serve score`: returns whether the best label with its score is a sufficient answer for most readers,
             given an input. If so, a result is a list of objects with `label` and `score`, the best first.
@@ -60,6 +61,7 @@ class TaskSpec:
     response_type: Any
     function: TaskFunction
     derivation: Derivation | None = None
+    missing_field: Callable[[Manifest], str | None] = lambda manifest: None
     widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}
     has_one_label: Callable[[Any, Manifest], bool] = lambda input_, manifest: False
     result_bytes: Callable[[Any, int], int] = lambda input_, length: 0

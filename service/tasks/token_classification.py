@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from bertserve.service.body.task_body import AnyCase, OffsetUnit, Stride, TaskBody, TextOrTexts, body_config
 from bertserve.service.bundle.manifest import ModelConfig
-from bertserve.service.tasks.classify import logit_widths
+from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ENTRY_BYTES, ENTRY_US, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
@@ -239,5 +239,6 @@ SPEC = TaskSpec(
     body=TokenClassificationBody,
     response_type=list[Entity] | list[list[Entity]] | Decided | list[Decided],
     function=label_tokens,
+    missing_field=missing_labels,
     widths=logit_widths,
 )

@@ -93,11 +93,22 @@ def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[
         files.load_bundle(models / "tiny")
 
 
-@pytest.mark.parametrize("task", ["poetry", "text-ranking"])
-def test_a_bundle_of_a_task_without_bundles_is_refused(models: Path, task: str) -> None:
-    path = tiny.edit(models / "tiny", lambda m: m.update(task=task))
-
-    with raises_exactly(StartError, match=f"models/tiny` .*`{task}`"):
+@pytest.mark.parametrize(
+    ("task", "change", "pattern"),
+    [
+        ("text-classification", {"task": "poetry"}, "models/tiny` .*`poetry`"),
+        ("text-classification", {"task": "text-ranking"}, "`text-ranking`"),
+        ("text-classification", {"labels": []}, "models/tiny` .*`labels`"),
+        ("token-classification", {"labels": []}, "`labels`"),
+        ("feature-extraction", {"embedding": None}, "`embedding`"),
+        ("fill-mask", {"tokenizer": {"mask": None}}, r"`tokenizer\.mask`"),
+    ],
+)
+def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, change: dict[str, Any], pattern: str) -> None:
+    path = tiny.bundle(tmp_path / "models", task=task)
+    [(name, value)] = change.items()
+    tiny.edit(path, lambda m: m.update({name: m[name] | value if isinstance(value, dict) else value}))
+    with raises_exactly(StartError, match=pattern):
         catalog.find_spec(files.load_bundle(path))
 
 

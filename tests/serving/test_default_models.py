@@ -66,7 +66,6 @@ def test_the_default_is_the_only_candidate_or_the_configured_model(
 async def test_a_broken_model_is_not_a_candidate_and_check_lists_it(
     tmp_path: Path, file_text: str, defaults: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No other model answers in place of the operator's default."""
     folder = write(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(file_text)
     (folder / "a/tokenizer.json").write_text("{}")
