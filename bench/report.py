@@ -241,7 +241,7 @@ def _draw_latency(axes: "Axes", report: BenchReport) -> None:
             rates, values = [load.offered_rate for load in loads], [load.latency[f"{name}_ms"] for load in loads]
             axes.plot(rates, values, marker, color=f"C{color}", label=f"{name}, {kind}", markersize=5)
     for objective in report.objectives:
-        if objective.metric.endswith("_ms"):
+        if objective.metric in (*SHARES, "mean_ms"):
             axes.axhline(objective.bound, color="red", linestyle="--", linewidth=1, label=f"objective: {objective}")
     # latencies are seconds in an overload, and milliseconds below it
     axes.set(xlabel="requests/s offered", ylabel="latency, ms", yscale="log", xlim=(0, None))

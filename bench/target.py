@@ -215,6 +215,8 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     bodies = build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask)
     status, value = fetch(address, "POST", request_target(address), headers, bodies[0].content)
     if not 200 <= status < 300 and status != TOO_MANY_REQUESTS and status < 500:
-        raise StartError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value[:100]}")
+        raise StartError(
+            f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else str(value)[:100]}"
+        )
     shown = {key: value for key, value in model.items() if key not in ("validation", "metrics")}  # these are long
     return Target(address, bodies, headers, shown | {"workload": workload} if model.keys() >= _REQUIRED_KEYS else None)

@@ -27,8 +27,8 @@ ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER = "adapter_model.safetensors", "adapter_mo
 # peft's task names -> tasks; peft's other tasks are not supported
 _TASKS = {"SEQ_CLS": classify.TASK, "TOKEN_CLS": token_classification.TASK, "QUESTION_ANS": question_answering.TASK}
 
-# Settings of peft 0.21 that can have any value: they are read here, or follow from the tensors' names and shapes, or are about
-# the training, which do not affect the trained adapter.
+# Settings of peft 0.21 that can have any value: they are read here, or follow from the tensors' names and shapes, or are
+# only about the training, and do not affect the trained adapter.
 _FREE_SETTINGS = {
     "task_type", "base_model_name_or_path", "revision", "lora_alpha", "r", "rank_pattern", "target_modules", "modules_to_save",
     "auto_mapping", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout",

@@ -220,7 +220,7 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
 
 
 def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: LabeledRow) -> dict[Comparison, str]:
-    """Adds a line of the data to all comparisons, with one answer of the reference; returns lines without an answer, with the reason."""
+    """Adds a line of the data to all comparisons, with one answer of the reference; returns the reason of each comparison without one."""
     where, failures = f"line {row.line} of the data", dict[Comparison, str]()
     expected: ModelAnswer | None = None
     for comparison in comparisons:

@@ -2,9 +2,9 @@
 
 import hashlib
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.record import Record
@@ -120,6 +120,12 @@ class Agreement(Record):
     value: float | None
     decisions: Annotated[int, Field(ge=0)]
     worst: float | None = None
+
+    @model_validator(mode="after")
+    def _value_needs_decisions(self) -> Self:
+        if (self.value is None) != (self.decisions == 0):
+            raise ValueError(f"`value` must be null if and only if `decisions` is 0, not {self.value} with {self.decisions}")
+        return self
 
 
 class ValidationReport(Record):

@@ -227,6 +227,17 @@ class Manifest(Record):
         return self
 
     @model_validator(mode="after")
+    def _graphs_match_the_model(self) -> Self:
+        if self.embedding is not None and (self.embedding.pooling == "graph") != (self.embedding.vector_dimensions is not None):
+            raise ValueError("`vector_dimensions` must be set if and only if `pooling` is `graph`")
+        for graph in self.graphs:
+            if self.attention_heads and not graph.has_attentions:
+                raise ValueError(f"`attention_heads` needs an output of the kind `per_map`, which `{graph.file}` does not have")
+            if self.tokenizer.padding_side == "left" and any(spec.fill == "lengths" for spec in graph.inputs):
+                raise ValueError(f"`{graph.file}` has the input `lengths`, which needs `tokenizer.padding_side` to be `right`")
+        return self
+
+    @model_validator(mode="after")
     def _tags_and_calibrations_match_the_labels(self) -> Self:
         if self.tags and len(self.tags) != len(self.labels):
             raise ValueError(f"`tags` has {len(self.tags)} items and `labels` has {len(self.labels)}; each label needs one tag")

@@ -166,6 +166,7 @@ async def test_a_request_expires_only_while_an_item_waits(harness: Harness) -> N
     await asyncio.to_thread(harness.work.started.acquire)
     with pytest.raises(ExpiredError):
         await harness.run("late", timeout_s=0.3)  # it ends after the deadline of the one that runs
+    harness.clock.now += 1.0
     harness.work.gate.set()
     assert await running == ["running"]
 
