@@ -72,7 +72,7 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
         (edit(lambda m: m.update(name="other")), "`other`"),
         (edit(lambda m: m["graphs"][0].update(default=False)), "`default: true`"),
         (edit(lambda m: m.update(attention_heads=[2])), r"`attention_heads` .*`per_map`.*`model\.cpu\.fp32\.onnx`"),
-        (edit(lambda m: m["graphs"][0]["validation"]["agreement"].update(value=1.0, decisions=0)), "`decisions` is 0"),
+        (edit(lambda m: m["graphs"][0]["validation"].update(agreement={"measure": "set_f1", "value": 1, "decisions": 0})), "`decisions`"),
         (lambda path: tiny.calibrate(path, method="per-label", scale=[1.0, 1.0]), "1 or 3 values"),
         (lambda path: tiny.calibrate(path, method="per-label", bias=[0.0] * 4), "1 or 3 values"),
         (lambda path: tiny.calibrate(path, scale=[1.0] * 3), "1 value for the method `temperature`"),

@@ -157,9 +157,8 @@ def test_a_changed_checkpoint_is_exported_again(checkpoint: Path, fake: Fake, tm
     (checkpoint / "1_Pooling").mkdir()
     weights = ("model.safetensors", "pytorch_model-00001-of-00002.bin", "adapter_model.safetensors", "adapter_model.bin")
     parts = (*weights, "config.json", "tokenizer.json", "vocab.txt", "spiece.model", "README.md", "1_Pooling/config.json")
-    with_sources(settings(tmp_path, "--model", str(checkpoint)))
-    for number, part in enumerate(parts, start=2):
-        (checkpoint / part).write_bytes(b"{ }")
+    for number, part in enumerate(("model.safetensors", *parts), start=1):
+        (checkpoint / part).write_bytes(b"{ }" + b" " * number)
         with_sources(settings(tmp_path, "--model", str(checkpoint)))
         assert len(calls(tmp_path)) == number, part
 

@@ -30,8 +30,7 @@ from support import ROOT
 from support.task_runs import decode, encode
 
 FAST = ("--precision", "fp32")
-# the first built-in calibration texts and a sample, which are enough for a tiny model
-FEW_TEXTS = Path(__file__).with_name("few_texts.txt")
+FEW_TEXTS = Path(__file__).with_name("few_texts.txt")  # the first built-in calibration texts and a sample: enough for a tiny model
 Array = NDArray[Any]
 Run = Callable[..., tuple[int, str]]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
