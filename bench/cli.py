@@ -62,10 +62,12 @@ def build_parser() -> FlagParser:
         commands[name] = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         _add_load(commands[name])
     for name in ("closed", "sweep", "compare"):
-        commands[name].add_argument("--connections", type=_count, default=16, help="connections with one request each (default: 16)")
+        commands[name].add_argument(
+            "--connections", type=_count, default=16, help="connections to each target, with one request each (default: 16)"
+        )
     for name in ("open", "sweep"):
-        commands[name].add_argument("--max-connections", type=_count, default=512, help="maximum connections (default: 512)")
-    commands["open"].add_argument("--rate", type=_positive, required=True, help="requests per second")
+        commands[name].add_argument("--max-connections", type=_count, default=512, help="maximum connections to each target (default: 512)")
+    commands["open"].add_argument("--rate", type=_positive, required=True, help="requests per second to all targets")
     commands["sweep"].add_argument("--steps", type=_count, default=6, help="maximum number of rates (default: 6)")
     help_text = "the first and highest rate (default: start with 1.1 times the closed-loop throughput, and double it while it holds)"
     commands["sweep"].add_argument("--max-rate", type=_positive, help=help_text)

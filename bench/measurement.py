@@ -47,7 +47,7 @@ class LoadMetrics:
         outcomes: Number of their responses by HTTP status, and of requests without a response by kind of failure.
         error_rate: Share of the requests without status 200.
         rps: Requests per second with status 200; `texts_per_s` counts their texts, and `tokens_per_s` their tokens.
-        batches: The `runs` of the graph in the whole load, their `mean_rows`, and the `padding_share` of their tokens. It is empty and
+        batches: The batches of the whole load (`runs`), their `mean_rows`, and the `padding_share` of their tokens. It is empty and
             `tokens_per_s` None if the service does not show them.
         latency: Metrics of the responses with status 200, from the time when the request was due; empty without them.
         server_p50_ms: Medians of the stages in the responses' `server-timing` header.

@@ -171,7 +171,7 @@ def _load_lines(load: LoadMetrics) -> Iterator[str]:
     tokens = "" if load.tokens_per_s is None else f", {load.tokens_per_s:,.0f} tokens/s"
     yield f"  {load.rps:.1f} requests/s, {load.texts_per_s:.1f} texts/s{tokens}"
     if load.batches:
-        yield "  {runs:.0f} runs of {mean_rows:.2f} rows, padding {padding_share:.1%}".format(**load.batches)
+        yield "  {runs:.0f} batches of {mean_rows:.2f} rows, padding {padding_share:.1%}".format(**load.batches)
     counts = ", ".join(f"{count} x {outcome}" for outcome, count in load.outcomes.items())
     yield f"  {plural(load.requests, 'request')} in {load.seconds:.1f} s: {counts or 'none'}; errors {load.error_rate:.2%}"
     if load.latency:
